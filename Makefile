@@ -1,0 +1,39 @@
+# Two commands are all a fresh machine needs: `make demo` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help install demo test test-full lint types bench clean
+help:
+	@echo "make demo | test | test-full | lint | types | bench | install | clean"
+
+install: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "ogradient needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make install PYTHON=python3.12"; exit 1; }
+	@echo "setting up $(VENV) (a minute or two) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: install
+	@$(BIN)/ogradient run synthetic --out results
+
+test: install
+	$(BIN)/python -m pytest -m "not slow"
+
+test-full: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+bench: install
+	@$(BIN)/ogradient bench
+
+clean:
+	rm -rf $(VENV) results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,48 @@
+"""Sampling under hard constraints: a log density, g(x) = 0, a start anywhere, and draws that satisfy it.
+
+The method is O-Gradient (Zhang, Liu and Tong, NeurIPS 2022). Start with `Problem` and `sample`.
+"""
+
+import importlib
+from typing import Any
+
+import jaxlib.version
+
+if jaxlib.version.__version__ == "0.10.2":
+    raise ImportError(
+        "jaxlib 0.10.2 computes wrong float32 sums on CPU, silently. Install another one: pip install 'jax!=0.10.2' 'jaxlib!=0.10.2'"
+    )
+
+from ogradient import geometry
+from ogradient._version import __version__
+from ogradient.diagnostics import constraint_violation, energy_distance
+from ogradient.problem import Problem
+from ogradient.runner import sample
+from ogradient.samplers import SAMPLERS, SamplingAlgorithm, langevin, o_langevin
+from ogradient.status import ConstraintWarning, SamplingError, Status
+from ogradient.trace import Trace, load
+
+__all__ = [
+    "SAMPLERS",
+    "ConstraintWarning",
+    "Problem",
+    "SamplingAlgorithm",
+    "SamplingError",
+    "Status",
+    "Trace",
+    "__version__",
+    "constraint_violation",
+    "energy_distance",
+    "geometry",
+    "langevin",
+    "load",
+    "o_langevin",
+    "problems",
+    "sample",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "problems":  # only those who want it pay for its import
+        return importlib.import_module("ogradient.problems")
+    raise AttributeError(f"module 'ogradient' has no attribute {name!r}")

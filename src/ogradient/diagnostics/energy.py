@@ -1,0 +1,61 @@
+"""Energy distance: how far two samples are from coming from one law, with no density needed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+BLOCK = 256  # rows of the distance matrix in memory together
+
+
+def energy_distance(first: Any, second: Any, *, unbiased: bool = False) -> float:
+    """2 E‖Z−W‖ − E‖Z−Z'‖ − E‖W−W'‖ between two samples, arrays of shape (n, d) and (k, d).
+
+    The paper's metric. Zero only for equal laws; in the units of x. Blocked: memory is O(n), not O(n²).
+
+    Args:
+        first: draws of one law.
+        second: draws of the other.
+        unbiased: leave the zeros ‖Z_i−Z_i‖ out of the averages (U-statistic; may come out negative). The default keeps
+            them, as the paper does (V-statistic), and is positive even between two samples of one law: about
+            E‖Z−Z'‖ (1/n + 1/k), the noise floor.
+
+    >>> import numpy as np, ogradient as og
+    >>> og.energy_distance(np.zeros((4, 2)), np.array([[3.0, 4.0]]))
+    10.0
+    """
+    z, w = _as_draws("first", first), _as_draws("second", second)
+    if z.shape[1] != w.shape[1]:
+        raise ValueError(f"the two samples must have the same dimension; got {z.shape[1]} and {w.shape[1]}.")
+    if unbiased and min(len(z), len(w)) < 2:
+        raise ValueError("unbiased=True needs at least two draws of each law.")
+    n, k = len(z), len(w)
+    within_z = _total_distance(z, z) / (n * (n - 1) if unbiased else n * n)
+    within_w = _total_distance(w, w) / (k * (k - 1) if unbiased else k * k)
+    return 2 * _total_distance(z, w) / (n * k) - within_z - within_w
+
+
+def _as_draws(name: str, value: Any) -> np.ndarray:
+    draws = np.asarray(value)
+    draws = draws[:, None] if draws.ndim == 1 else draws
+    if draws.ndim != 2 or draws.size == 0:
+        raise ValueError(f"{name} must be draws of shape (n, d) with n, d ≥ 1; got shape {draws.shape}.")
+    if not np.isfinite(draws).all():
+        raise ValueError(f"{name} has draws that are not finite; remove them first.")
+    return draws.astype(np.float64 if jax.config.jax_enable_x64 else np.float32)
+
+
+def _total_distance(z: np.ndarray, w: np.ndarray) -> float:
+    return float(np.asarray(_row_sums(jnp.asarray(z), jnp.asarray(w), min(BLOCK, len(z))), np.float64).sum())
+
+
+@partial(jax.jit, static_argnums=2)
+def _row_sums(z: Array, w: Array, block: int) -> Array:
+    # Differences, not ‖z‖² + ‖w‖² − 2z·w, which would lose all digits between near points in float32.
+    row = lambda point: jnp.sum(jnp.linalg.norm(w - point[None], axis=1))
+    return lax.map(row, z, batch_size=block)

@@ -1,0 +1,201 @@
+"""The geometry of {g = 0} at one point x: projection, landing, correction, volume.
+
+Notation (paper, section 4): J = ∂g (m×d), G = J Jᵀ, J⁺ = Jᵀ G⁻¹, D = I − J⁺J, H_k = ∇²g_k.
+Everything here is a pure function of flat coordinates x of shape (d,) and a constraint function with values of shape
+(m,). Nothing of shape d×d is ever built; the largest array is J itself, or one chunk of directions.
+
+>>> import jax.numpy as jnp
+>>> from ogradient import geometry
+>>> circle = lambda x: jnp.array([jnp.sum(x**2) - 1.0])
+>>> frame = geometry.frame_at(circle, jnp.array([2.0, 0.0]))
+>>> geometry.project(frame, jnp.array([1.0, 1.0])).tolist()   # only the tangent direction is left
+[0.0, 1.0]
+>>> geometry.landing(frame, alpha=1.0).tolist()               # −J⁺g: one Newton step towards the circle
+[-0.75, 0.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+ConstraintFn = Callable[[Array], Array]
+Correction = Literal["auto", "exact", "hutchinson", "none"]
+
+EXACT_LIMIT = 64  # "auto" takes the exact trace up to this dimension, Hutchinson's estimate above
+CHUNK = 64  # directions of the exact trace that are in memory together
+
+
+class Frame(NamedTuple):
+    """g and its first derivative at a point, with G factored once.
+
+    Rows are scaled to unit length before factoring (Ĝ = S G S, S = diag(1/‖J_k‖)), so that constraints in different
+    units do not spoil the conditioning, and a relative ridge keeps redundant rows solvable.
+    """
+
+    value: Array  # g, (m,)
+    jacobian: Array  # J, (m, d)
+    scale: Array  # 1/‖J_k‖, (m,); 0 where the gradient vanishes
+    cholesky: Array  # of Ĝ, (m, m)
+    deficient: Array  # bool: the rows are dependent, or one vanishes
+
+
+def frame_at(constraint: ConstraintFn, x: Array) -> Frame:
+    """Evaluate g and J at x (one forward and m backward passes) and factor G."""
+    value, pullback = jax.vjp(constraint, x)
+    (m,) = value.shape
+    (jacobian,) = jax.vmap(pullback)(jnp.eye(m, dtype=value.dtype))
+    squared_norms = jnp.sum(jacobian**2, axis=1)
+    vanishing = ~(squared_norms > 0)
+    scale = jnp.where(vanishing, 0.0, lax.rsqrt(jnp.where(vanishing, 1.0, squared_norms)))
+    if m == 1:  # Ĝ = 1: nothing to factor
+        return Frame(value, jacobian, scale, jnp.ones((1, 1), x.dtype), vanishing[0])
+    unit_rows = jacobian * scale[:, None]
+    ridge = 8 * m * jnp.finfo(x.dtype).eps
+    cholesky = jnp.linalg.cholesky(unit_rows @ unit_rows.T + ridge * jnp.eye(m, dtype=x.dtype))
+    # A row that depends on earlier ones leaves a pivot² of about the ridge.
+    deficient = jnp.any(vanishing) | ~(jnp.min(jnp.diagonal(cholesky)) ** 2 > 4 * ridge)
+    return Frame(value, jacobian, scale, cholesky, deficient)
+
+
+def solve(frame: Frame, vector: Array) -> Array:
+    """G⁻¹ applied to a vector of shape (m,) or to the columns of an (m, k) array."""
+    scale = frame.scale.reshape((-1,) + (1,) * (vector.ndim - 1))
+    scaled = vector * scale
+    if frame.value.shape[0] > 1:
+        scaled = jax.scipy.linalg.cho_solve((frame.cholesky, True), scaled)
+    return scaled * scale
+
+
+def steer(frame: Frame, vector: Array, rate: Array) -> Array:
+    """The vector nearest to `vector` along which g changes at the given rate: D v + J⁺ rate.
+
+    This one formula is the projection (rate 0), the landing (vector 0, rate −ψ(g)) and the whole O-Gradient step.
+    """
+    return vector + solve(frame, rate - frame.jacobian @ vector) @ frame.jacobian
+
+
+def project(frame: Frame, vector: Array) -> Array:
+    """Tangent projection D v = v − J⁺(J v)."""
+    return steer(frame, vector, jnp.zeros_like(frame.value))
+
+
+def psi(value: Array, alpha: float | Array, beta: float = 0.0) -> Array:
+    """ψ(y) = α sign(y)|y|^{1+β}, elementwise: how fast g is pulled to 0."""
+    return alpha * value if beta == 0 else alpha * value * jnp.abs(value) ** beta
+
+
+def landing(frame: Frame, alpha: float | Array, beta: float = 0.0) -> Array:
+    """Landing velocity v♯ = −J⁺ψ(g), along which dg/dt = −ψ(g) (paper, eq. for v♯)."""
+    return steer(frame, jnp.zeros_like(frame.jacobian[0]), -psi(frame.value, alpha, beta))
+
+
+def half_log_det(frame: Frame) -> Array:
+    """½ log det G, the log of the factor between the two measures."""
+    return jnp.sum(jnp.log(jnp.diagonal(frame.cholesky))) - jnp.sum(jnp.log(frame.scale))
+
+
+def half_log_det_gradient(constraint: ConstraintFn, x: Array, frame: Frame) -> Array:
+    """∇ ½ log det G = Σ_k H_k w_k, with w_k the rows of G⁻¹J: m Hessian-vector products.
+
+    The ridge sits inside the weights, which are not differentiated, so a row given twice counts once.
+    """
+    weights = solve(frame, frame.jacobian)
+
+    def hessian_vector(row: Array, direction: Array) -> Array:
+        return jax.jvp(lambda y: jax.vjp(constraint, y)[1](row)[0], (x,), (direction,))[1]
+
+    rows = jnp.eye(weights.shape[0], dtype=x.dtype)
+    return jnp.sum(jax.vmap(hessian_vector)(rows, weights), axis=0)
+
+
+def curvature(
+    constraint: ConstraintFn,
+    x: Array,
+    frame: Frame,
+    *,
+    method: Correction = "auto",
+    num_probes: int = 1,
+    key: Array | None = None,
+) -> Array:
+    """tr(D H_k) for every k, from second derivatives along tangent directions v: vᵀH_k v is two nested jvp's.
+
+    Exact: v = D e_i for all i, in chunks. Hutchinson: v = D z with z of random signs, unbiased, one probe each.
+    """
+    method = resolve_correction(method, x.size)
+    if method == "none":
+        return jnp.zeros_like(frame.value)
+
+    def second_derivative(direction: Array) -> Array:
+        v = project(frame, direction)
+        return jax.jvp(lambda y: jax.jvp(constraint, (y,), (v,))[1], (x,), (v,))[1]
+
+    if method == "hutchinson":
+        if key is None:
+            raise ValueError("correction='hutchinson' needs a random key for its probes.")
+        probes = random_signs(key, (num_probes, x.size), x.dtype)
+        return jnp.mean(jax.vmap(second_derivative)(probes), axis=0)
+    if x.size <= CHUNK:
+        return jnp.sum(jax.vmap(second_derivative)(jnp.eye(x.size, dtype=x.dtype)), axis=0)
+    one = lambda i: second_derivative(jax.nn.one_hot(i, x.size, dtype=x.dtype))
+    return jnp.sum(lax.map(one, jnp.arange(x.size), batch_size=CHUNK), axis=0)
+
+
+def correction(
+    constraint: ConstraintFn,
+    x: Array,
+    frame: Frame,
+    *,
+    measure: str = "conditional",
+    method: Correction = "auto",
+    num_probes: int = 1,
+    key: Array | None = None,
+) -> Array:
+    """r = ∇·D = −½ D∇log det G − J⁺[tr(D H_k)]_k, the drift that makes the law right (paper, theorem on O-Langevin).
+
+    The second, normal half keeps the flow on the level set; the first, tangential half makes the law conditional, and
+    is left out for `measure="hausdorff"`. `method="none"` drops all of r.
+    """
+    tangential, normal = correction_parts(
+        constraint, x, frame, measure=measure, method=method, num_probes=num_probes, key=key
+    )
+    return steer(frame, tangential, normal)
+
+
+def correction_parts(
+    constraint: ConstraintFn,
+    x: Array,
+    frame: Frame,
+    *,
+    measure: str,
+    method: Correction,
+    num_probes: int = 1,
+    key: Array | None = None,
+) -> tuple[Array, Array]:
+    """The two halves of r before projection: r = steer(frame, tangential, normal).
+
+    Samplers add them to their own vector and rate, and so pay for one projection rather than three.
+    """
+    trace = curvature(constraint, x, frame, method=method, num_probes=num_probes, key=key)
+    if measure == "hausdorff" or method == "none":
+        return jnp.zeros_like(x), -trace
+    return -half_log_det_gradient(constraint, x, frame), -trace
+
+
+def resolve_correction(method: Correction, dim: int) -> Correction:
+    """Turn "auto" into "exact" or "hutchinson" by the dimension; refuse unknown names."""
+    if method not in get_args(Correction):
+        raise ValueError(f"correction must be one of {', '.join(get_args(Correction))}; got {method!r}.")
+    return ("exact" if dim <= EXACT_LIMIT else "hutchinson") if method == "auto" else method
+
+
+def random_signs(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    """Independent ±1, from one random bit each: 32 times fewer random words than drawing a number per sign."""
+    rows, columns = shape
+    words = jax.random.bits(key, (rows, -(-columns // 32), 1), jnp.uint32)
+    bits = (words >> jnp.arange(32, dtype=jnp.uint32).reshape(1, 1, 32)) & jnp.uint32(1)
+    return 2 * bits.reshape(rows, -1)[:, :columns].astype(dtype) - 1

@@ -1,0 +1,140 @@
+"""What is sampled: a log density, constraints, and the measure meant by "given the constraint"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+Position = Any  # any pytree of floating-point arrays
+Functions = Callable[[Position], Any] | Sequence[Callable[[Position], Any]]
+Measure = Literal["conditional", "hausdorff"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A density restricted to g(x) = 0 (and h(x) ≤ 0).
+
+    Args:
+        logdensity_fn: log π of one position (any pytree of float arrays), a scalar, up to a constant.
+        equality: g, wanted 0: a function of one position that returns a scalar or an array, or a list of such functions.
+        inequality: h, wanted ≤ 0, in the same form.
+        measure: which law on the set {g = 0} is meant, with J the Jacobian of g.
+            `"conditional"`: π/√det(J Jᵀ) against surface area. This is p(x | g(x) = 0) of Bayes' rule.
+            `"hausdorff"`: π itself against surface area.
+
+    >>> import jax.numpy as jnp, ogradient as og
+    >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)
+    >>> float(problem.equality_fn(jnp.array([1.0, 1.0]))[0])
+    2.0
+    """
+
+    logdensity_fn: Callable[[Position], Any]
+    equality: Functions | None = None
+    inequality: Functions | None = None
+    measure: Measure = "conditional"
+    _equalities: tuple[Callable[[Position], Any], ...] = field(init=False, repr=False)
+    _inequalities: tuple[Callable[[Position], Any], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.logdensity_fn):
+            raise ValueError(f"logdensity_fn must be a function of a position; got {type(self.logdensity_fn).__name__}.")
+        if self.measure not in get_args(Measure):
+            raise ValueError(f"measure must be 'conditional' or 'hausdorff'; got {self.measure!r}.")
+        object.__setattr__(self, "_equalities", _as_functions("equality", self.equality))
+        object.__setattr__(self, "_inequalities", _as_functions("inequality", self.inequality))
+
+    @property
+    def constrained(self) -> bool:
+        """Whether any equality or inequality was given."""
+        return bool(self._equalities or self._inequalities)
+
+    def logdensity(self, position: Position) -> Array:
+        """Log π at one position, as a scalar of the position's dtype."""
+        return jnp.asarray(self.logdensity_fn(position), _dtype(position))
+
+    def equality_fn(self, position: Position) -> Array:
+        """All equality functions at one position, flattened to shape (m,)."""
+        return _stack(self._equalities, position)
+
+    def inequality_fn(self, position: Position) -> Array:
+        """All inequality functions at one position, flattened to shape (p,)."""
+        return _stack(self._inequalities, position)
+
+    def constraint_value(self, position: Position) -> dict[str, Array]:
+        """`{"equality": (m,), "inequality": (p,)}` at one position; a kind that was not given is left out."""
+        kinds = (("equality", self._equalities), ("inequality", self._inequalities))
+        return {kind: _stack(functions, position) for kind, functions in kinds if functions}
+
+    def flatten(self, position: Position) -> tuple[Array, Callable[[Array], Array], Callable[[Array], Array], Callable]:
+        """The problem in flat coordinates: x of shape (d,), log density and g as functions of x, and the way back."""
+        x, unravel = ravel_pytree(position)
+        return x, lambda x: self.logdensity(unravel(x)), lambda x: self.equality_fn(unravel(x)), unravel
+
+    def check(self, position: Position) -> None:
+        """Check shapes and dtypes of one position and of what the functions return there, without computing.
+
+        An exception raised inside a user's function passes through untouched, so its traceback is the user's own.
+        """
+        leaves = jax.tree.leaves(position)
+        if not leaves or sum(jnp.size(leaf) for leaf in leaves) == 0:
+            raise ValueError("the position is empty; give at least one float array with at least one element.")
+        for leaf in leaves:
+            dtype = jnp.result_type(leaf)
+            if not jnp.issubdtype(dtype, jnp.floating):
+                raise ValueError(
+                    f"positions must be real floating-point arrays; got a leaf of dtype {dtype}. "
+                    "Convert it, for instance with jnp.asarray(x, float)."
+                )
+        jax.eval_shape(lambda p: _checked("logdensity_fn", self.logdensity_fn, p, scalar=True), position)
+        for kind, functions in (("equality", self._equalities), ("inequality", self._inequalities)):
+            for index, function in enumerate(functions):
+                name = kind if len(functions) == 1 else f"{kind}[{index}]"
+                jax.eval_shape(lambda p, f=function, n=name: _checked(n, f, p, scalar=False), position)  # type: ignore[misc]
+        dim, rows = sum(jnp.size(leaf) for leaf in leaves), jax.eval_shape(self.equality_fn, position).shape[0]
+        if rows > dim:
+            raise ValueError(
+                f"equality returns {rows} values but the position has only {dim} coordinates, "
+                "so they cannot all be independent. Drop the redundant ones."
+            )
+
+
+def _as_functions(kind: str, given: Functions | None) -> tuple[Callable[[Position], Any], ...]:
+    functions = () if given is None else (given,) if callable(given) else given
+    if not isinstance(functions, tuple | list) or not all(callable(f) for f in functions):
+        raise ValueError(f"{kind} must be a function of a position, or a list of functions; got {given!r}.")
+    return tuple(functions)
+
+
+def _dtype(position: Position) -> Any:
+    return jnp.result_type(*jax.tree.leaves(position))
+
+
+def _stack(functions: tuple[Callable[[Position], Any], ...], position: Position) -> Array:
+    dtype = _dtype(position)
+    rows = [jnp.ravel(jnp.asarray(function(position), dtype)) for function in functions]
+    return rows[0] if len(rows) == 1 else jnp.concatenate(rows) if rows else jnp.zeros((0,), dtype)
+
+
+def _checked(name: str, function: Callable[[Position], Any], position: Position, *, scalar: bool) -> Array:
+    value = function(position)
+    wanted = "a scalar" if scalar else "a scalar or an array"
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must return {wanted}; got {type(value).__name__}: {value!r}.") from None
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or isinstance(value, int)):
+        raise ValueError(f"{name} must return {wanted} of real floating-point numbers; got dtype {array.dtype}.")
+    if scalar and array.shape != ():
+        raise ValueError(
+            f"{name} must return a scalar for one position; got shape {array.shape}. "
+            "Sum over the terms (jnp.sum), and do not add a chain axis: the library maps over chains."
+        )
+    if array.size == 0:
+        raise ValueError(f"{name} must return at least one value; got shape {array.shape}.")
+    return array

@@ -1,0 +1,340 @@
+"""`og.sample`: a host loop over compiled chunks of steps, mapped over chains.
+
+The key of step t of chain c is fold_in(fold_in(key, c), t), with t counted from the very first step, so neither chunk
+sizes nor resuming change a draw. Between chunks the host shows progress, collects draws and looks at statuses.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ogradient._version import __version__
+from ogradient.checks import check_positions, check_start
+from ogradient.problem import Position, Problem
+from ogradient.samplers.base import SamplingAlgorithm, describe
+from ogradient.samplers.o_langevin import o_langevin
+from ogradient.status import ConstraintWarning, SamplingError, Status
+from ogradient.trace import Trace
+from ogradient.tuning import find_step_size
+
+CHUNK_SECONDS = 0.5  # how long a chunk should take: the grain of progress and of Ctrl-C
+CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device
+
+
+def sample(
+    seed: int | Array,
+    problem: Problem,
+    initial_positions: Position = None,
+    *,
+    algorithm: SamplingAlgorithm | None = None,
+    num_warmup: int = 1000,
+    num_samples: int = 1000,
+    thinning: int = 1,
+    progress: bool = True,
+    chunk_size: int | None = None,
+    resume: Trace | None = None,
+    throw: bool = True,
+) -> Trace:
+    """Run chains and return their draws.
+
+    Args:
+        seed: an integer, or a typed key from `jax.random.key`.
+        problem: what to sample.
+        initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it. Not needed to
+            resume, except to give back its structure to a loaded trace of custom containers.
+        algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. None chooses
+            O-Langevin with a step size found in a short trial; `trace.provenance["settings"]` has it.
+        num_warmup: steps before the first draw; their draws are not kept (use 0 to keep everything).
+        num_samples: draws to keep per chain.
+        thinning: steps per kept draw; the others are never stored.
+        progress: show a bar on runs over a second.
+        chunk_size: steps per compiled call; None adapts it to half a second. It never changes a draw.
+        resume: a trace to continue: `num_samples` more draws are appended to its own. Pass the same seed and algorithm.
+        throw: raise `SamplingError` (with the draws so far) when a chain meets non-finite numbers; False warns and goes on.
+
+    Returns:
+        A `Trace` with arrays of axes (chain, draw, ...).
+
+    >>> import jax, jax.numpy as jnp, ogradient as og
+    >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)
+    >>> starts = jax.random.normal(jax.random.key(1), (8, 2))
+    >>> trace = og.sample(0, problem, starts, algorithm=og.o_langevin(problem, 0.01), num_samples=500)
+    >>> trace["x"].shape, bool(trace.summary().loc["|equality[0]|", "mean"] < 0.05)
+    ((8, 500, 2), True)
+    """
+    for name, value, least in (("num_warmup", num_warmup, 0), ("num_samples", num_samples, 1), ("thinning", thinning, 1)):
+        if not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}.")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, or None; got {chunk_size!r}.")
+    key = _as_key(seed)
+    if resume is None:
+        if initial_positions is None:
+            raise ValueError("initial_positions is missing: give starts with the chains as their first axis.")
+        positions = check_positions(problem, initial_positions)
+        algorithm = _choose(problem, positions, key) if algorithm is None else algorithm
+        _, settings = describe(algorithm)
+        check_start(problem, positions, settings, constrained="alpha" in settings)
+        states, done = jax.vmap(algorithm.init)(positions), 0
+    else:
+        algorithm, states, num_warmup, done = _continue(resume, problem, initial_positions, algorithm, key, thinning)
+
+    run = _Run(problem, algorithm, key, num_warmup, thinning, states, done)
+    total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
+    started = time.perf_counter()
+    interrupted = run.advance(total, num_samples, chunk_size, progress, stop_when_bad=throw)
+    trace = run.trace(seed, resume, seconds=time.perf_counter() - started)
+    return _deliver(trace, run, interrupted, throw)
+
+
+class _Run:
+    """The moving parts of one call: states of all chains, draws collected on the host, statuses counted."""
+
+    def __init__(
+        self, problem: Problem, algorithm: SamplingAlgorithm, key: Array, warmup: int, thinning: int, states: Any, done: int
+    ) -> None:
+        self.problem, self.algorithm, self.key = problem, algorithm, key
+        self.warmup, self.thinning, self.done = warmup, thinning, done
+        self.num_chains = jax.tree.leaves(states)[0].shape[0]
+        # XLA may round a batch of one differently from a larger one: a lone chain gets a silent companion.
+        self.states = states if self.num_chains > 1 else jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states)
+        self.rows: list[Any] = []
+        self.counts = np.zeros((self.num_chains, len(Status)), np.int64)
+
+    def advance(
+        self, total: int, num_samples: int, chunk_size: int | None, progress: bool, *, stop_when_bad: bool
+    ) -> bool:
+        """Run to absolute step `total`; True if the user interrupted."""
+        name, settings = describe(self.algorithm)
+        step_size = settings.get("step_size")
+        label = name if step_size is None or callable(step_size) else f"{name}({step_size:.3g})"
+        with _progress_bar(total, self.done, label, progress) as bar:
+            bar.set_postfix_str("compiling")
+            capacity = self._capacity(num_samples)
+            compiled = self._compile(capacity)
+            length = chunk_size or 32
+            try:
+                while self.done < total:
+                    longest = max(self.warmup - self.done, 0) + (capacity - 1) * self.thinning
+                    steps = min(length, longest, total - self.done)
+                    started = time.perf_counter()
+                    largest = self._chunk(compiled, steps)
+                    if chunk_size is None:
+                        per_step = (time.perf_counter() - started) / steps
+                        length = max(1, min(int(CHUNK_SECONDS / per_step), 8 * length))
+                    bad = int(self.counts[:, Status.NON_FINITE].sum())
+                    bar.set_postfix_str(
+                        ("warm-up" if self.done < self.warmup else "sampling")
+                        + ("" if largest is None else f", max |g| {largest:.2g}")
+                        + (f", {bad} non-finite" if bad else "")
+                    )
+                    bar.update(steps)
+                    if bad and stop_when_bad:
+                        return False
+            except KeyboardInterrupt:
+                return True
+        return False
+
+    def _chunk(self, compiled: Callable, steps: int) -> float | None:
+        before = _rows_before(self.done, self.warmup, self.thinning)
+        scalars = (jnp.int32(v) for v in (self.done, steps, self.warmup, self.thinning))
+        states, rows, counts = compiled(self.key, self.states, *scalars)
+        jax.block_until_ready(states)
+        self.states, self.done = states, self.done + steps
+        kept = _rows_before(self.done, self.warmup, self.thinning) - before
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[:kept, : self.num_chains].copy(), rows)
+        self.counts += np.asarray(counts)[: self.num_chains]
+        if kept:
+            self.rows.append(rows)
+        value = rows["stats"].get("equality")
+        return None if value is None or value.size == 0 else float(np.abs(value).max())
+
+    def _capacity(self, num_samples: int) -> int:
+        one_step = lambda states: _observe(self.problem, *_step_all(self.algorithm, self.key, states, jnp.int32(0)))
+        row = jax.eval_shape(one_step, self.states)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
+        return int(np.clip(CHUNK_BYTES // max(size, 1), 1, num_samples)) + 1  # one more for a row begun, not finished
+
+    def _compile(self, capacity: int) -> Callable:
+        """The chunk `(key, states, begin, steps, warmup, thinning) -> states, rows, counts`: one compilation per run."""
+        problem, algorithm = self.problem, self.algorithm
+
+        def chunk(key: Array, states: Any, begin: Array, steps: Array, warmup: Array, thinning: Array) -> Any:
+            first = _rows_before(begin, warmup, thinning)
+
+            def body(i: Array, carry: Any) -> Any:
+                states, rows, counts = carry
+                t = begin + i
+                states, info = _step_all(algorithm, key, states, t)
+                kept = (t >= warmup) & ((t + 1 - warmup) % thinning == 0)
+                row = _observe(problem, states, info, kept)
+                # Every step writes its row; the last step of a row wins, so nothing is branched on or stored twice.
+                at = _rows_before(t, warmup, thinning) - first
+                rows = jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
+                status = getattr(info, "status", None)
+                if status is not None:
+                    counts = counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32)
+                return states, rows, counts
+
+            row = jax.eval_shape(lambda s: _observe(problem, *_step_all(algorithm, key, s, begin)), states)
+            rows = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), row)
+            counts = jnp.zeros((jax.tree.leaves(states)[0].shape[0], len(Status)), jnp.int32)
+            return lax.fori_loop(0, steps, body, (states, rows, counts))
+
+        return jax.jit(chunk).lower(self.key, self.states, *(jnp.int32(0),) * 4).compile()
+
+    def trace(self, seed: int | Array, resume: Trace | None, *, seconds: float) -> Trace | None:
+        """All draws so far, those of the resumed trace first; None if there are none."""
+        pieces = [jax.tree.map(lambda *leaves: np.moveaxis(np.concatenate(leaves), 0, 1), *self.rows)] if self.rows else []
+        counts = self.counts
+        if resume is not None:
+            position = jax.tree.unflatten(jax.tree.structure(self.states.position), jax.tree.leaves(resume.position))
+            pieces.insert(0, {"position": position, "stats": resume.sample_stats})
+            counts, seconds = counts + resume.status_counts, seconds + resume.provenance["seconds"]
+        if not pieces:
+            return None
+        draws = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1) if len(leaves) > 1 else leaves[0], *pieces)
+        name, settings = describe(self.algorithm)
+        provenance = {
+            "algorithm": name,
+            "settings": {k: v if isinstance(v, str | int | float | None) else repr(v) for k, v in settings.items()},
+            "seed": int(seed) if isinstance(seed, int | np.integer) else None,
+            "key": np.asarray(jax.random.key_data(self.key)).tolist(),
+            "measure": self.problem.measure,
+            "num_warmup": self.warmup,
+            "thinning": self.thinning,
+            "num_steps": self.done,
+            "seconds": round(seconds, 3),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": {"ogradient": __version__, "jax": jax.__version__, "python": platform.python_version()},
+            "device": jax.devices()[0].device_kind,
+        }
+        state = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_chains], self.states)
+        return Trace(draws["position"], draws["stats"], counts, provenance, state)
+
+
+def _step_all(algorithm: SamplingAlgorithm, key: Array, states: Any, t: Array) -> tuple[Any, Any]:
+    chains = jnp.arange(jax.tree.leaves(states)[0].shape[0])
+    keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.fold_in(key, c), t))(chains)
+    return jax.vmap(algorithm.step)(keys, states)
+
+
+def _observe(problem: Problem, states: Any, info: Any, kept: Array | bool = True) -> dict[str, Any]:
+    """What a kept draw leaves in the trace: position, constraint values, and the info's other numbers per chain.
+
+    Constraint values are computed here, for kept draws only: the compiler then drops the info's own.
+    """
+    values = jax.vmap(problem.constraint_value)
+    if problem.constrained:
+        zeros = lambda p: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, p))
+        constraint = lax.cond(kept, values, zeros, states.position)
+    else:
+        constraint = {}
+    fields = info._asdict() if hasattr(info, "_asdict") else {}
+    numbers = {name: v for name, v in fields.items() if isinstance(v, jax.Array) and v.ndim == 1}
+    return {"position": states.position, "stats": constraint | numbers}
+
+
+def _rows_before(step: Any, warmup: Any, thinning: Any) -> Any:
+    """How many rows are complete before an absolute step."""
+    return (jnp.maximum(step - warmup, 0) if isinstance(step, jax.Array) else max(step - warmup, 0)) // thinning
+
+
+def _as_key(seed: int | Array) -> Array:
+    if isinstance(seed, int | np.integer):
+        return jax.random.key(int(seed))
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.shape == ():
+        return seed
+    raise ValueError(f"seed must be an integer or one typed key from jax.random.key; got {seed!r}.")
+
+
+def _choose(problem: Problem, positions: Position, key: Array) -> SamplingAlgorithm:
+    o_langevin(problem, 1.0)  # refuses, with the remedy, a problem without a constraint
+    check_start(problem, positions, {}, constrained=True)
+    return o_langevin(problem, find_step_size(jax.random.fold_in(key, 2**32 - 1), problem, positions))
+
+
+def _continue(
+    resume: Trace,
+    problem: Problem,
+    positions: Position,
+    algorithm: SamplingAlgorithm | None,
+    key: Array,
+    thinning: int,
+) -> tuple[SamplingAlgorithm, Any, int, int]:
+    past = resume.provenance
+    if np.asarray(jax.random.key_data(key)).tolist() != past["key"]:
+        raise ValueError(f"resume continues the run of seed {past['seed']}; pass the same seed (or key).")
+    if thinning != past["thinning"]:
+        raise ValueError(f"resume continues a run with thinning={past['thinning']}; got thinning={thinning}.")
+    if algorithm is None:
+        if past["algorithm"] != "o_langevin":
+            raise ValueError(f"resume continues a run of {past['algorithm']}; pass that algorithm again.")
+        algorithm = o_langevin(problem, past["settings"]["step_size"])
+    name, settings = describe(algorithm)
+    now = {k: v if isinstance(v, str | int | float | None) else repr(v) for k, v in settings.items()}
+    differing = [k for k in now.keys() | past["settings"].keys() if now.get(k) != past["settings"].get(k)]
+    if name != past["algorithm"] or any(not callable(settings.get(k)) for k in differing):
+        raise ValueError(
+            f"resume continues a run of {past['algorithm']} with {past['settings']}; the algorithm given is {name} with {now}."
+        )
+    last = jax.tree.map(lambda leaf: leaf[:, -1], resume.position)
+    if positions is not None:
+        last = jax.tree.unflatten(jax.tree.structure(positions), jax.tree.leaves(last))
+    wanted = jax.eval_shape(jax.vmap(algorithm.init), last)
+    leaves, expected = jax.tree.leaves(resume.state), jax.tree.leaves(wanted)
+    found = [jnp.asarray(leaf) for leaf in leaves]
+    if [(leaf.shape, leaf.dtype) for leaf in found] != [(leaf.shape, leaf.dtype) for leaf in expected] or any(
+        now.dtype != leaf.dtype for now, leaf in zip(found, leaves, strict=True)
+    ):
+        raise ValueError(
+            "the state in the trace does not fit the algorithm. Was the run made in another precision? "
+            "(jax_enable_x64 must be as it was.)"
+        )
+    return algorithm, jax.tree.unflatten(jax.tree.structure(wanted), found), past["num_warmup"], past["num_steps"]
+
+
+def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> Trace:
+    counts = run.counts
+    bad = np.flatnonzero(counts[:, Status.NON_FINITE])
+    if bad.size:
+        message = (
+            f"{int(counts[:, Status.NON_FINITE].sum()):,} of {run.done * run.num_chains:,} steps, in {bad.size} of "
+            f"{run.num_chains} chains (the first is chain {bad[0]}), were NON_FINITE: {Status.NON_FINITE.remedy}."
+        )
+        if throw:
+            kept = "no draw was kept yet" if trace is None else "the draws so far are in the exception's .trace"
+            raise SamplingError(f"{message} Stopped after step {run.done:,}; {kept}.", trace)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    deficient = int(counts[:, Status.RANK_DEFICIENT].sum())
+    if deficient:
+        warnings.warn(
+            f"{deficient:,} of {run.done * run.num_chains:,} steps were RANK_DEFICIENT: {Status.RANK_DEFICIENT.remedy}.",
+            ConstraintWarning,
+            stacklevel=3,
+        )
+    if trace is None:
+        raise SamplingError(f"interrupted after step {run.done:,} of the warm-up, before any draw was kept.")
+    if interrupted:
+        warnings.warn(
+            f"interrupted: {trace.num_draws:,} draws per chain were kept. og.sample(..., resume=trace) goes on from there.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return trace
+
+
+def _progress_bar(total: int, done: int, label: str, show: bool) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, initial=done, desc=label, unit="step", disable=not show, delay=1.0, leave=False)

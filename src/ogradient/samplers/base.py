@@ -1,0 +1,86 @@
+"""What all samplers share: the contract, step-size schedules, and refusing a non-finite proposal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from ogradient.problem import Position
+from ogradient.status import Status
+
+Schedule = Callable[[Array], Any]  # iteration -> step size; every optax schedule is one
+
+
+class SamplingAlgorithm(NamedTuple):
+    """A sampler as two pure functions, BlackJAX's contract.
+
+    `state = init(position, rng_key=None)` and `state, info = step(rng_key, state)`, for one chain. Neither is jitted,
+    so they can be composed with `jax.jit`, `jax.vmap` and `lax.scan` at will.
+    """
+
+    init: Callable[..., Any]
+    step: Callable[..., Any]
+
+
+class ChainState(NamedTuple):
+    """Where a chain is, and how many steps it made (schedules look at that)."""
+
+    position: Position
+    iteration: Array
+
+
+class ChainInfo(NamedTuple):
+    """Constraint values at the new position, and how the step ended."""
+
+    constraint_value: dict[str, Array]
+    status: Array
+
+
+def init(position: Position) -> ChainState:
+    """Start a chain at a position, on the constraint set or off it."""
+    return ChainState(position, jnp.zeros((), jnp.int32))
+
+
+def make_algorithm(name: str, init: Callable, step: Callable, **settings: Any) -> SamplingAlgorithm:
+    """Bundle a sampler, with its name and settings on the step function for the trace's provenance."""
+
+    def named_init(position: Any, rng_key: Array | None = None) -> Any:
+        del rng_key  # part of the contract; no sampler here starts at random
+        return init(position)
+
+    step.__name__ = name
+    step.settings = settings  # type: ignore[attr-defined]
+    return SamplingAlgorithm(named_init, step)
+
+
+def describe(algorithm: Any) -> tuple[str, dict[str, Any]]:
+    """Name and settings of an algorithm; a foreign one has the name of its step function and no settings."""
+    return getattr(algorithm.step, "__name__", "unknown"), dict(getattr(algorithm.step, "settings", {}))
+
+
+def as_schedule(step_size: float | Schedule) -> Schedule:
+    """A number or a schedule, as a schedule; refuses what cannot be a step size."""
+    if callable(step_size):
+        return step_size
+    check_positive("step_size", step_size)
+    return lambda iteration: step_size
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse anything but one finite, positive number. A traced value passes: it cannot be looked at."""
+    try:
+        ok = bool(jnp.ndim(value) == 0) and math.isfinite(value) and value > 0
+    except (TypeError, ValueError):
+        ok = "Tracer" in type(value).__name__
+    if not ok:
+        raise ValueError(f"{name} must be one finite, positive number; got {value!r}.")
+
+
+def keep_finite(proposal: Array, current: Array) -> tuple[Array, Array]:
+    """The proposal if all of it is finite, else the current position; and the status that says so."""
+    finite = jnp.all(jnp.isfinite(proposal))
+    return jnp.where(finite, proposal, current), jnp.where(finite, Status.OK, Status.NON_FINITE).astype(jnp.int32)

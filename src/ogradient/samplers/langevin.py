@@ -1,0 +1,62 @@
+"""Langevin dynamics without a constraint: what O-Langevin is compared with, and its limit when there is nothing to obey.
+
+x ← x + η ∇log π(x) + √(2ηT) ξ,  ξ ~ N(0, I)          (paper, section 3)
+
+One gradient of log π per step. Unadjusted: the law is off by O(η). The constraint is only reported, never enforced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ogradient.problem import Problem
+from ogradient.samplers.base import (
+    ChainInfo,
+    ChainState,
+    SamplingAlgorithm,
+    Schedule,
+    as_schedule,
+    check_positive,
+    init,
+    keep_finite,
+    make_algorithm,
+)
+
+
+def build_kernel(problem: Problem, step_size: float | Schedule, *, temperature: float = 1.0) -> Callable:
+    """The transition `(rng_key, state) -> (state, info)`."""
+    schedule = as_schedule(step_size)
+    check_positive("temperature", temperature)
+
+    def step(rng_key: Array, state: ChainState) -> tuple[ChainState, ChainInfo]:
+        x, logdensity, _, unravel = problem.flatten(state.position)
+        eta = jnp.asarray(schedule(state.iteration), x.dtype)
+        noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(rng_key, x.shape, x.dtype)
+        x, status = keep_finite(x + eta * jax.grad(logdensity)(x) + noise, x)
+        position = unravel(x)
+        return ChainState(position, state.iteration + 1), ChainInfo(problem.constraint_value(position), status)
+
+    return step
+
+
+def langevin(problem: Problem, step_size: float | Schedule, *, temperature: float = 1.0) -> SamplingAlgorithm:
+    """Unadjusted Langevin dynamics, blind to the constraint.
+
+    Args:
+        problem: what to sample; its constraint is reported in the info and otherwise ignored.
+        step_size: η, a number or an optax schedule of the iteration.
+        temperature: T; the law is π^{1/T}.
+
+    >>> import jax, jax.numpy as jnp, ogradient as og
+    >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2))
+    >>> algorithm = og.langevin(problem, 0.1)
+    >>> state, info = algorithm.step(jax.random.key(0), algorithm.init(jnp.zeros(2)))
+    >>> state.position.shape, int(info.status)
+    ((2,), 0)
+    """
+    kernel = build_kernel(problem, step_size, temperature=temperature)
+    return make_algorithm("langevin", init, kernel, step_size=step_size, temperature=temperature)

@@ -1,0 +1,55 @@
+"""How a transition ended, and the warnings and errors a run can raise."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ogradient.trace import Trace
+
+
+class Status(IntEnum):
+    """One code per transition, counted in the trace.
+
+    Codes are small integers so that they travel through compiled code; `remedy` says what a user can do.
+    """
+
+    OK = 0
+    NON_FINITE = 1
+    RANK_DEFICIENT = 2
+    SOLVER_DIVERGED = 3
+    NOT_REVERSIBLE = 4
+
+    @property
+    def remedy(self) -> str:
+        """One sentence: what the code means and what to change."""
+        return _REMEDY[self]
+
+
+_REMEDY = {
+    Status.OK: "nothing to do",
+    Status.NON_FINITE: (
+        "the proposed position was not finite and the last good one was kept. Usually the step size is too large "
+        "(halve it until this stops); or the log density or the constraint is not finite where the chain went "
+        "(evaluate both, and their gradients, at the last position)"
+    ),
+    Status.RANK_DEFICIENT: (
+        "the constraint Jacobian lost rank: two constraints say the same or contradict each other, or a gradient "
+        "vanishes on the set (a squared constraint g = c**2 does: pass c). Drop the redundant row"
+    ),
+    Status.SOLVER_DIVERGED: "the projection onto the constraint did not converge and the move was rejected; use a smaller step",
+    Status.NOT_REVERSIBLE: "the reverse move did not return to the start and the move was rejected; use a smaller step",
+}
+
+
+class ConstraintWarning(UserWarning):
+    """Something about the constraint makes the result doubtful; the message names the remedy."""
+
+
+class SamplingError(RuntimeError):
+    """A run went wrong. `trace` holds the draws made until then, or None if there were none."""
+
+    def __init__(self, message: str, trace: Trace | None = None) -> None:
+        super().__init__(message)
+        self.trace = trace

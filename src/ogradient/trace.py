@@ -1,0 +1,245 @@
+"""The result of a run: named draws, what was noticed on the way, and how it was made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from ogradient.problem import Position
+from ogradient.status import Status
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+FORMAT = 1  # of the file on disk
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Draws and everything needed to judge, repeat or continue them.
+
+    `trace.position` is the user's pytree with axes (chain, draw, ...); `trace["name"]` one variable of it (`x` for a bare
+    array). `sample_stats` holds the constraint values and statuses of the kept draws; `status_counts`, of shape
+    (chain, status), counts every step, dropped ones and warm-up included.
+    """
+
+    position: Position
+    sample_stats: dict[str, np.ndarray]
+    status_counts: np.ndarray
+    provenance: dict[str, Any]
+    state: Any  # of all chains, after the last step: what `resume` continues from
+
+    @property
+    def variables(self) -> dict[str, np.ndarray]:
+        """Every variable by name, each with axes (chain, draw, ...)."""
+        return dict(zip(leaf_names(self.position), jax.tree.leaves(self.position), strict=True))
+
+    @property
+    def num_chains(self) -> int:
+        """How many chains."""
+        return jax.tree.leaves(self.position)[0].shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """How many draws were kept per chain."""
+        return jax.tree.leaves(self.position)[0].shape[1]
+
+    @property
+    def pooled(self) -> Position:
+        """The position with the draws of all chains along one axis: (chain · draw, ...)."""
+        return jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), self.position)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        variables = self.variables
+        if name not in variables:
+            raise KeyError(f"no variable {name!r}; this trace has {', '.join(map(repr, variables))}.")
+        return variables[name]
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}{list(value.shape[2:])}" for name, value in self.variables.items())
+        largest = "".join(f", max |{kind}| {value:.2g}" for kind, value in self._largest_violations().items())
+        bad = ", ".join(f"{Status(code).name} {count:,}" for code, count in self.problems().items())
+        return (
+            f"<Trace of {self.provenance['algorithm']}: {self.num_chains} chains × {self.num_draws} draws of {shapes}"
+            f"{largest}; {bad or 'every step OK'}>"
+        )
+
+    def problems(self) -> dict[int, int]:
+        """How often each status but OK occurred, over all chains and steps."""
+        totals = self.status_counts.sum(axis=0)
+        return {code: int(totals[code]) for code in range(1, len(totals)) if totals[code]}
+
+    def summary(self, var_names: Sequence[str] | None = None, *, limit: int = 1000) -> pd.DataFrame:
+        """Mean, sd, Monte Carlo error, effective sample size and R-hat (ArviZ's) per scalar, then |g| per constraint.
+
+        Args:
+            var_names: the variables to show; None for all.
+            limit: the most rows to compute; more are left out with a warning.
+        """
+        import pandas as pd
+
+        rows = {}
+        for name in self.variables if var_names is None else var_names:
+            value = self[name]
+            for index in np.ndindex(value.shape[2:]):
+                if len(rows) == limit:
+                    warnings.warn(f"summary shows the first {limit} scalars; choose var_names or raise limit.", stacklevel=2)
+                    break
+                label = name + (f"[{', '.join(map(str, index))}]" if index else "")
+                rows[label] = _describe(np.asarray(value[(slice(None), slice(None), *index)], np.float64))
+        for kind in ("equality", "inequality"):
+            if kind in self.sample_stats:
+                violation = _violation(kind, self.sample_stats[kind])
+                for k in range(violation.shape[-1]):
+                    v = violation[..., k]
+                    label = f"|{kind}[{k}]|" if kind == "equality" else f"{kind}[{k}]₊"
+                    rows[label] = {"mean": v.mean(), "sd": v.std(), "max": v.max()}
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def _largest_violations(self) -> dict[str, float]:
+        kinds = (kind for kind in ("equality", "inequality") if kind in self.sample_stats)
+        return {kind: float(_violation(kind, self.sample_stats[kind]).max()) for kind in kinds}
+
+    def apply(self, fn: Callable[[Position], Any], *, batch_size: int = 1024) -> Any:
+        """A function of one position over all draws: arrays with axes (chain, draw, ...).
+
+        Compiled, and mapped in batches so that predictions on many draws fit in memory.
+        """
+        shape = (self.num_chains, self.num_draws)
+        values = jax.jit(lambda draws: jax.lax.map(fn, draws, batch_size=batch_size))(self.pooled)
+        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[1:]), values)
+
+    def to_datatree(self) -> xr.DataTree:
+        """An `xarray.DataTree` in ArviZ's schema: groups posterior and sample_stats, provenance in the attributes."""
+        from arviz_base import from_dict
+
+        tree = from_dict({"posterior": self.variables, "sample_stats": self.sample_stats})
+        tree.attrs.update({key: _plain(value) for key, value in self.provenance.items()})
+        return tree
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write everything to a Zarr folder; `og.load` reads it back. A half-written folder never takes the name."""
+        import xarray as xr
+
+        path = Path(path)
+        tree = self.to_datatree()
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)]
+        state = {f"leaf_{i}": ([f"leaf_{i}_dim_{k}" for k in range(leaf.ndim)], leaf) for i, leaf in enumerate(leaves)}
+        tree["state"] = xr.DataTree(xr.Dataset(state))
+        header = {
+            "format": FORMAT,
+            "provenance": self.provenance,
+            "structure": _structure(self.position),
+            "status_counts": self.status_counts.tolist(),
+        }
+        tree.attrs = {"ogradient": json.dumps(header)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial, old = (path.with_name(f".{path.name}.{end}-{os.getpid()}") for end in ("partial", "old"))
+        try:
+            tree.to_zarr(partial, mode="w", consolidated=False)
+            if path.exists():
+                os.replace(path, old)
+            os.replace(partial, path)
+        finally:
+            if old.exists() and not path.exists():
+                os.replace(old, path)
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+        return path
+
+
+def load(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace written by `Trace.save`.
+
+    Positions built of dicts, lists and tuples come back as they were; other containers come back as dicts by name.
+    """
+    import xarray as xr
+
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no trace at {path}.")
+    with xr.open_datatree(path, engine="zarr", consolidated=False) as tree:
+        tree.load()
+    if "ogradient" not in tree.attrs:
+        raise ValueError(f"{path} is a Zarr folder, but not one that Trace.save wrote.")
+    header = json.loads(tree.attrs["ogradient"])
+    if header["format"] > FORMAT:
+        raise ValueError(f"{path} was written by a newer ogradient (format {header['format']}); update to read it.")
+    posterior = {name: tree["posterior"][name].values for name in tree["posterior"].data_vars}
+    state = tree["state"].dataset
+    return Trace(
+        position=_rebuild(header["structure"], posterior),
+        sample_stats={name: tree["sample_stats"][name].values for name in tree["sample_stats"].data_vars},
+        status_counts=np.asarray(header["status_counts"]),
+        provenance=header["provenance"],
+        state=[state[f"leaf_{i}"].values for i in range(len(state.data_vars))],
+    )
+
+
+def leaf_names(tree: Position) -> list[str]:
+    """A name for every leaf: its path with dots between, or `x` for a bare array."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".").replace("/", "_") or "x" for path in paths]
+    return [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
+
+
+def _describe(draws: np.ndarray) -> dict[str, float]:
+    from arviz_stats.base import array_stats
+
+    axes = {"chain_axis": 0, "draw_axis": 1}
+    row = {"mean": draws.mean(), "sd": draws.std(ddof=1) if draws.size > 1 else np.nan}
+    if draws.shape[1] >= 4:  # ArviZ splits chains in halves
+        row |= {
+            "mcse": array_stats.mcse(draws, **axes, method="mean"),
+            "ess_bulk": array_stats.ess(draws, **axes, method="bulk"),
+            "ess_tail": array_stats.ess(draws, **axes, method="tail", prob=(0.05, 0.95)),
+            "r_hat": array_stats.rhat(draws, **axes, method="rank"),
+        }
+    row["max"] = draws.max()
+    return {key: float(value) for key, value in row.items()}
+
+
+def _violation(kind: str, value: np.ndarray) -> np.ndarray:
+    return np.abs(value) if kind == "equality" else np.maximum(value, 0)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
+
+
+def _structure(tree: Position) -> Any:
+    names = jax.tree.unflatten(jax.tree.structure(tree), leaf_names(tree))
+
+    def encode(node: Any) -> Any:
+        if isinstance(node, str):
+            return node
+        if node is None:
+            return {"none": None}
+        if isinstance(node, dict):
+            return {"dict": [[key, encode(child)] for key, child in node.items()]}
+        if type(node) in (list, tuple):
+            return {type(node).__name__: [encode(child) for child in node]}
+        return {"dict": [[name, name] for name in jax.tree.leaves(node)]}
+
+    return encode(names)
+
+
+def _rebuild(structure: Any, variables: dict[str, np.ndarray]) -> Position:
+    if isinstance(structure, str):
+        return variables[structure]
+    ((kind, children),) = structure.items()
+    if kind == "none":
+        return None
+    if kind == "dict":
+        return {key: _rebuild(child, variables) for key, child in children}
+    return {"list": list, "tuple": tuple}[kind](_rebuild(child, variables) for child in children)
