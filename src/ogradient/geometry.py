@@ -31,44 +31,49 @@ CHUNK = 64  # directions of the exact trace that are in memory together
 
 
 class Frame(NamedTuple):
-    """g and its first derivative at a point, with G factored once.
-
-    Rows are scaled to unit length before factoring (Ĝ = S G S, S = diag(1/‖J_k‖)), so that constraints in different
-    units do not spoil the conditioning, and a relative ridge keeps redundant rows solvable.
-    """
+    """g and its first derivative at a point, with G factored once; for m = 1 that is a division."""
 
     value: Array  # g, (m,)
     jacobian: Array  # J, (m, d)
-    scale: Array  # 1/‖J_k‖, (m,); 0 where the gradient vanishes
-    cholesky: Array  # of Ĝ, (m, m)
+    root: Array  # (m, m) with G⁻¹ = rootᵀ root; 0 in the columns whose gradient vanishes
+    half_log_det: Array  # ½ log det G, the log of the factor between the two measures
     deficient: Array  # bool: the rows are dependent, or one vanishes
 
 
 def frame_at(constraint: ConstraintFn, x: Array) -> Frame:
-    """Evaluate g and J at x (one forward and m backward passes) and factor G."""
+    """Evaluate g and J at x (one forward and m backward passes) and factor G = J Jᵀ.
+
+    Rows are scaled to unit length first, so that constraints in different units do not spoil the conditioning, and a
+    relative ridge keeps redundant rows solvable.
+    """
     value, pullback = jax.vjp(constraint, x)
     (m,) = value.shape
     (jacobian,) = jax.vmap(pullback)(jnp.eye(m, dtype=value.dtype))
     squared_norms = jnp.sum(jacobian**2, axis=1)
     vanishing = ~(squared_norms > 0)
-    scale = jnp.where(vanishing, 0.0, lax.rsqrt(jnp.where(vanishing, 1.0, squared_norms)))
-    if m == 1:  # Ĝ = 1: nothing to factor
-        return Frame(value, jacobian, scale, jnp.ones((1, 1), x.dtype), vanishing[0])
+    log_norms = 0.5 * jnp.sum(jnp.log(squared_norms))
+    safe = jnp.where(vanishing, 1.0, squared_norms)
+    if m == 1:
+        root = jnp.where(vanishing, 0.0, lax.rsqrt(safe))
+        return Frame(value, jacobian, root[:, None], log_norms, vanishing[0])
+    scale = jnp.where(vanishing, 0.0, lax.rsqrt(safe))
     unit_rows = jacobian * scale[:, None]
     ridge = 8 * m * jnp.finfo(x.dtype).eps
-    cholesky = jnp.linalg.cholesky(unit_rows @ unit_rows.T + ridge * jnp.eye(m, dtype=x.dtype))
+    identity = jnp.eye(m, dtype=x.dtype)
+    cholesky = jnp.linalg.cholesky(unit_rows @ unit_rows.T + ridge * identity)
+    root = jax.scipy.linalg.solve_triangular(cholesky, jnp.diag(scale), lower=True)  # L⁻¹S
+    pivots = jnp.diagonal(cholesky)
     # A row that depends on earlier ones leaves a pivot² of about the ridge.
-    deficient = jnp.any(vanishing) | ~(jnp.min(jnp.diagonal(cholesky)) ** 2 > 4 * ridge)
-    return Frame(value, jacobian, scale, cholesky, deficient)
+    deficient = jnp.any(vanishing) | ~(jnp.min(pivots) ** 2 > 4 * ridge)
+    return Frame(value, jacobian, root, jnp.sum(jnp.log(pivots)) + log_norms, deficient)
 
 
-def solve(frame: Frame, vector: Array) -> Array:
-    """G⁻¹ applied to a vector of shape (m,) or to the columns of an (m, k) array."""
-    scale = frame.scale.reshape((-1,) + (1,) * (vector.ndim - 1))
-    scaled = vector * scale
-    if frame.value.shape[0] > 1:
-        scaled = jax.scipy.linalg.cho_solve((frame.cholesky, True), scaled)
-    return scaled * scale
+def solve(frame: Frame, values: Array) -> Array:
+    """G⁻¹ applied to a vector of shape (m,) or to the columns of an (m, k) array.
+
+    By its root, twice: the product rootᵀ root itself would lose half the digits when rows are nearly dependent.
+    """
+    return frame.root.T @ (frame.root @ values)
 
 
 def steer(frame: Frame, vector: Array, rate: Array) -> Array:
@@ -92,11 +97,6 @@ def psi(value: Array, alpha: float | Array, beta: float = 0.0) -> Array:
 def landing(frame: Frame, alpha: float | Array, beta: float = 0.0) -> Array:
     """Landing velocity v♯ = −J⁺ψ(g), along which dg/dt = −ψ(g) (paper, eq. for v♯)."""
     return steer(frame, jnp.zeros_like(frame.jacobian[0]), -psi(frame.value, alpha, beta))
-
-
-def half_log_det(frame: Frame) -> Array:
-    """½ log det G, the log of the factor between the two measures."""
-    return jnp.sum(jnp.log(jnp.diagonal(frame.cholesky))) - jnp.sum(jnp.log(frame.scale))
 
 
 def half_log_det_gradient(constraint: ConstraintFn, x: Array, frame: Frame) -> Array:

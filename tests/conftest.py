@@ -1,0 +1,17 @@
+"""Strict JAX everywhere: no silent broadcasting between ranks, no silent mixing of dtypes."""
+
+import jax
+import pytest
+from hypothesis import settings
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+settings.register_profile("gate", deadline=None, derandomize=True, max_examples=25)
+settings.load_profile("gate")
+
+
+@pytest.fixture
+def x64():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
