@@ -6,7 +6,7 @@ from hypothesis import settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-settings.register_profile("gate", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("gate", deadline=None, derandomize=True, max_examples=10)
 settings.load_profile("gate")
 
 

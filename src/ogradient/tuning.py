@@ -19,12 +19,13 @@ WINDOWS = 20  # of trial steps in a row that must be good, so that the chains se
 LARGEST, SMALLEST = 2.0**10, 2.0**-30
 
 
-def find_step_size(key: Array, problem: Problem, positions: Position, *, tolerance: float = 0.1) -> float:
+def find_step_size(key: Array, problem: Problem, positions: Position, *, tolerance: float = 0.25) -> float:
     """The largest power of two for which an O-Langevin step of every chain is nearly linear.
 
-    Two numbers of a trial, both free of units, must be within `tolerance`: how far from the set a step ends, relative
-    to its length (‖J⁺g(x')‖/‖x'−x‖, which sees the curvature of the constraint), and how much the drift along the set
-    changes over a step, relative to its length (η‖D's'−D s‖/‖x'−x‖ ≈ ηL, which sees the curvature of log π).
+    Two numbers of a trial, both free of units, are held small: how far from the set a step ends, relative to its length
+    (‖J⁺g(x')‖/‖x'−x‖ ≤ tolerance, which sees the curvature of the constraint), and how much the drift along the set
+    changes over a step, relative to its length (η‖D's'−D s‖/‖x'−x‖ ≈ ηL ≤ tolerance/5, which sees the curvature of
+    log π; a Gaussian's variance is then off by 2.5 %).
     Starts at 1, doubles or halves, and then follows the chains for a while, halving again where the set bends more.
     One compilation, about fifty trials of 50 steps.
     """
@@ -60,7 +61,7 @@ def find_step_size(key: Array, problem: Problem, positions: Position, *, toleran
     def window(key: Array, positions: Position, eta: Array) -> tuple[Position, Array]:
         keys = jax.random.split(key, num_chains)
         positions, (residual, change, length) = jax.vmap(trial, (0, 0, None))(keys, positions, eta)
-        return positions, jnp.sqrt(jnp.maximum(jnp.sum(residual), jnp.sum(change)) / jnp.sum(length))
+        return positions, jnp.sqrt(jnp.maximum(jnp.sum(residual), 25 * jnp.sum(change)) / jnp.sum(length))
 
     dtype = jnp.result_type(*jax.tree.leaves(positions))
 

@@ -1,0 +1,153 @@
+"""Bad input gets an error or a warning that names the argument and the remedy, before anything runs."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ogradient as og
+
+STARTS = jnp.array([[-10.0, 1.0], [3.0, -1.0]])
+gaussian = lambda x: -0.5 * jnp.sum(x**2)
+curve = lambda x: x[0] + x[1] ** 3
+
+
+def run(problem, starts=STARTS, **settings):
+    algorithm = og.o_langevin(problem, settings.pop("step_size", 0.01), **settings)
+    return og.sample(0, problem, starts, algorithm=algorithm, num_warmup=0, num_samples=3, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ({}, "initial_positions is empty"),
+        (jnp.zeros((0, 2)), "no chain"),
+        (jnp.zeros((4, 0)), "position is empty"),
+        (jnp.array(1.0), "chains as its first axis"),
+        ([[1.0, 2.0], [3.0, 4.0]], "chains as its first axis; got a scalar leaf"),
+        (np.array([[1.0, 2.0], [3.0]], dtype=object), "no array of numbers"),
+        ({"a": jnp.zeros((2, 1)), "b": jnp.zeros((3, 1))}, r"disagree on the number of chains.*\[2, 3\]"),
+        (jnp.array([[1, 2]]), "floating-point"),
+        ("nonsense", "no array of numbers"),
+        (None, "initial_positions is missing"),
+    ],
+)
+def test_bad_starts(starts, message):
+    with pytest.raises(ValueError, match=message):
+        run(og.Problem(gaussian, curve), starts)
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (og.Problem(lambda x: x, curve), "logdensity_fn must return a scalar"),
+        (og.Problem(lambda x: jnp.log(-jnp.sum(x**2)), curve), "logdensity_fn is not finite at the start of 2 of 2"),
+        (og.Problem(lambda x: jnp.sqrt(x[0] + 10) + gaussian(x), curve), "gradient of logdensity_fn is not finite .* 1 of 2"),
+        (og.Problem(gaussian, lambda x: jnp.log(x[0])), r"equality is not finite .* 1 of 2 chains \(the first is chain 0\)"),
+        (og.Problem(gaussian, lambda x: jnp.array([x[0], jnp.nan])), "equality is not finite"),
+        (og.Problem(gaussian, lambda x: 3.0), "does not depend on the position"),
+        (og.Problem(gaussian, [curve, lambda x: 0 * x[0]]), r"equality\[1\] is zero at every start"),
+    ],
+)
+def test_bad_functions(problem, message):
+    with pytest.raises(ValueError, match=message):
+        run(problem)
+
+
+@pytest.mark.parametrize("name", ["o_langevin"])
+def test_no_constraint_is_refused_with_the_remedy(name):
+    with pytest.raises(ValueError, match=f"{name} needs a constraint .* pass equality"):
+        getattr(og, name)(og.Problem(gaussian), 0.1)
+    with pytest.raises(ValueError, match="needs a constraint"):
+        og.sample(0, og.Problem(gaussian), STARTS)
+    with pytest.raises(ValueError, match="equality constraints only"):
+        getattr(og, name)(og.Problem(gaussian, curve, inequality=curve), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_size": 0.0}, "step_size must be one finite, positive number"),
+        ({"step_size": np.nan}, "step_size must be"),
+        ({"step_size": "small"}, "step_size must be"),
+        ({"alpha": -1.0}, "alpha must be"),
+        ({"beta": 2.0}, r"beta must lie in \[0, 1\]"),
+        ({"correction": "exakt"}, "correction must be one of"),
+        ({"num_probes": 0}, "num_probes must be at least 1"),
+        ({"temperature": 0.0}, "temperature must be"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        run(og.Problem(gaussian, curve), **settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_samples": 0}, "num_samples must be a whole number of at least 1"),
+        ({"num_warmup": -1}, "num_warmup must be"),
+        ({"thinning": 1.5}, "thinning must be"),
+        ({"chunk_size": 0}, "chunk_size must be"),
+    ],
+)
+def test_bad_run_lengths(arguments, message):
+    problem = og.Problem(gaussian, curve)
+    with pytest.raises(ValueError, match=message):
+        og.sample(0, problem, STARTS, **arguments)
+
+
+@pytest.mark.parametrize("seed", ["zero", 1.5, jnp.zeros(2, jnp.uint32)])
+def test_bad_seed(seed):
+    with pytest.raises(ValueError, match="seed must be an integer or one typed key"):
+        og.sample(seed, og.Problem(gaussian, curve), STARTS)
+
+
+def test_a_squared_constraint_is_noticed():
+    with pytest.warns(og.ConstraintWarning, match=r"equality\[0\] looks like a square.*Pass c itself"):
+        run(og.Problem(gaussian, lambda x: curve(x) ** 2))
+
+
+@pytest.mark.parametrize("loss", [lambda x: jnp.sum(x**2) + 1, lambda x: jnp.cosh(x[0]) + x[1] ** 2])
+def test_an_unattainable_constraint_is_noticed(loss):
+    with pytest.warns(og.ConstraintWarning, match="could not be brought to 0 .* pass a level"):
+        run(og.Problem(gaussian, loss), STARTS + 0.5)
+
+
+@pytest.mark.parametrize(
+    "equality",
+    [
+        curve,
+        lambda x: jnp.sum(x**2) - 1,
+        lambda x: jnp.array([x[0] ** 2 + 2 * x[1] ** 2 - 1, x[0] - x[1]]),
+        lambda x: x[0] ** 3 - 1,
+        lambda x: 1e-3 * (x[0] - 5),
+    ],
+)
+def test_good_constraints_raise_no_alarm(equality, recwarn):
+    run(og.Problem(gaussian, equality))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("settings", [{"alpha": 1000.0}, {"beta": 0.5}, {"alpha": 50.0, "beta": 1.0}])
+def test_a_pull_beyond_one_newton_step_is_capped_with_a_warning(settings):
+    with pytest.warns(og.ConstraintWarning, match="capped at 1"):
+        trace = run(og.Problem(gaussian, curve), **settings)
+    assert np.isfinite(trace["x"]).all()
+    assert np.abs(trace.sample_stats["equality"][:, -1]).max() < 2  # Newton steps at most: they land
+
+
+def test_schedules_are_accepted(recwarn):
+    trace = run(og.Problem(gaussian, curve), step_size=optax.exponential_decay(0.01, 10, 0.5))
+    assert np.isfinite(trace["x"]).all()
+    assert not recwarn.list
+
+
+def test_a_redundant_row_is_reported_not_fatal():
+    with pytest.warns(og.ConstraintWarning, match="RANK_DEFICIENT.*Drop the redundant row"):
+        trace = run(og.Problem(gaussian, [curve, lambda x: 2 * curve(x)]))
+    assert trace.problems() == {og.Status.RANK_DEFICIENT: 6}
+
+
+def test_every_status_has_a_remedy():
+    assert all(status.remedy for status in og.Status)

@@ -1,0 +1,205 @@
+"""og.sample: draws do not depend on chunks, resuming or company; nothing is lost when things go wrong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ogradient as og
+
+KNOWN = og.problems.cubic()
+PROBLEM = KNOWN.problem
+ALGORITHM = og.o_langevin(PROBLEM, 0.01)
+STARTS = KNOWN.start_off(jax.random.key(1), 3)
+
+
+def run(**changes):
+    arguments = {"algorithm": ALGORITHM, "num_warmup": 7, "num_samples": 20, "thinning": 3, "progress": False} | changes
+    return og.sample(arguments.pop("seed", 0), PROBLEM, arguments.pop("starts", STARTS), **arguments)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, 13, 1000])
+def test_chunk_size_never_changes_a_draw(chunk_size):
+    reference, trace = run(), run(chunk_size=chunk_size)
+    np.testing.assert_array_equal(trace["x"], reference["x"])
+    np.testing.assert_array_equal(trace.sample_stats["equality"], reference.sample_stats["equality"])
+    np.testing.assert_array_equal(trace.status_counts, reference.status_counts)
+
+
+def test_small_buffers_never_change_a_draw(monkeypatch):
+    reference = run()
+    monkeypatch.setattr("ogradient.runner.CHUNK_BYTES", 1)
+    np.testing.assert_array_equal(run()["x"], reference["x"])
+
+
+@pytest.mark.parametrize("first", [1, 12, 19])
+def test_resuming_equals_running_through(first, tmp_path):
+    whole = run()
+    part = run(num_samples=first)
+    for trace in (part, og.load(part.save(tmp_path / "part.zarr"))):
+        resumed = run(num_samples=20 - first, resume=trace, starts=None)
+        np.testing.assert_array_equal(resumed["x"], whole["x"])
+        np.testing.assert_array_equal(resumed.sample_stats["equality"], whole.sample_stats["equality"])
+        np.testing.assert_array_equal(resumed.status_counts, whole.status_counts)
+        assert resumed.provenance["num_steps"] == whole.provenance["num_steps"] == 67
+
+
+def test_schedules_resume_where_they_were():
+    algorithm = og.o_langevin(PROBLEM, lambda t: 0.01 * (1.0 + t.astype(jnp.float32)) ** -0.55)
+    whole = run(algorithm=algorithm)
+    resumed = run(algorithm=algorithm, num_samples=8, resume=run(algorithm=algorithm, num_samples=12))
+    np.testing.assert_array_equal(resumed["x"], whole["x"])
+
+
+def test_resuming_refuses_another_run():
+    trace = run(num_samples=2)
+    with pytest.raises(ValueError, match="same seed"):
+        run(resume=trace, seed=1)
+    with pytest.raises(ValueError, match="thinning=3"):
+        run(resume=trace, thinning=4)
+    with pytest.raises(ValueError, match="o_langevin with .*'step_size': 0.01"):
+        run(resume=trace, algorithm=og.o_langevin(PROBLEM, 0.02))
+    with pytest.raises(ValueError, match="the algorithm given is langevin"):
+        run(resume=trace, algorithm=og.langevin(PROBLEM, 0.01))
+
+
+def test_resuming_refuses_another_precision(x64):
+    with jax.enable_x64(False):
+        trace = run(num_samples=2)
+    double = run(num_samples=2, starts=STARTS.astype(jnp.float64))
+    with jax.enable_x64(False), pytest.raises(ValueError, match="another precision"):
+        run(resume=double, starts=None)
+    assert trace["x"].dtype == np.float32
+    assert double["x"].dtype == np.float64
+
+
+def test_a_chain_does_not_depend_on_its_company():
+    many = run(starts=KNOWN.start_off(jax.random.key(1), 3))
+    two, one = run(starts=STARTS[:2]), run(starts=STARTS[:1])
+    assert one["x"].shape == (1, 20, 2)
+    np.testing.assert_array_equal(two["x"][0], one["x"][0])
+    np.testing.assert_allclose(many["x"][:2], two["x"], rtol=1e-4, atol=1e-4)
+
+
+def test_warm_up_and_thinning_pick_the_steps_they_say():
+    everything = run(num_warmup=0, num_samples=67, thinning=1)
+    np.testing.assert_array_equal(run()["x"], everything["x"][:, 7 + 2 :: 3][:, :20])
+
+
+def test_keys_are_by_chain_and_absolute_step():
+    trace = run(num_warmup=0, num_samples=2, thinning=1)
+    state = ALGORITHM.init(STARTS[1])
+    for t in range(2):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
+        state, _ = ALGORITHM.step(key, state)
+        np.testing.assert_allclose(trace["x"][1, t], state.position, rtol=1e-5)
+    np.testing.assert_array_equal(run(seed=jax.random.key(0))["x"], run()["x"])
+    assert not np.array_equal(run(seed=1)["x"], run()["x"])
+
+
+def test_one_compilation_per_run():
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return PROBLEM.logdensity_fn(x)
+
+    def traces(**arguments):
+        calls.clear()
+        problem = og.Problem(counted, PROBLEM.equality)
+        og.sample(0, problem, STARTS, algorithm=og.o_langevin(problem, 0.01), progress=False, **arguments)
+        return len(calls)
+
+    assert traces(num_samples=5, num_warmup=5) == traces(num_samples=300, num_warmup=50, thinning=2, chunk_size=7)
+
+
+def test_stored_constraint_values_are_those_of_the_draws():
+    trace = run()
+    values = trace.apply(PROBLEM.equality_fn)
+    np.testing.assert_allclose(trace.sample_stats["equality"], values, atol=1e-5)
+    assert set(trace.sample_stats) == {"equality", "status"}
+
+
+def explosive(**arguments):
+    problem = og.Problem(lambda x: jnp.sum(x**4), equality=lambda x: x[0] - x[1])
+    algorithm = og.o_langevin(problem, 0.05)
+    return og.sample(0, problem, STARTS, algorithm=algorithm, num_warmup=0, num_samples=200, progress=False, **arguments)
+
+
+def test_a_blow_up_keeps_the_last_good_state_and_the_draws():
+    with pytest.raises(og.SamplingError, match=r"NON_FINITE.*step size is too large \(halve it.*in the exception") as caught:
+        explosive()
+    trace = caught.value.trace
+    assert trace.num_draws < 200
+    assert np.isfinite(trace["x"]).all()
+    assert og.Status.NON_FINITE in trace.problems()
+    assert "NON_FINITE" in repr(trace)
+
+
+def test_without_throw_it_warns_and_goes_on():
+    with pytest.warns(RuntimeWarning, match="were NON_FINITE"):
+        trace = explosive(throw=False)
+    assert trace.num_draws == 200
+    assert np.isfinite(trace["x"]).all()
+
+
+def test_a_blow_up_in_warm_up_says_that_nothing_was_kept():
+    problem = og.Problem(lambda x: jnp.sum(x**4), equality=lambda x: x[0] - x[1])
+    with pytest.raises(og.SamplingError, match="no draw was kept yet") as caught:
+        og.sample(0, problem, STARTS, algorithm=og.o_langevin(problem, 0.05), num_warmup=500, progress=False)
+    assert caught.value.trace is None
+
+
+def test_an_interrupt_returns_the_draws_so_far(monkeypatch):
+    from ogradient import runner
+
+    original, calls = runner._Run._chunk, []
+
+    def interrupt_third(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    monkeypatch.setattr(runner._Run, "_chunk", interrupt_third)
+    with pytest.warns(RuntimeWarning, match="interrupted: 11 draws"):
+        trace = run(chunk_size=20)
+    np.testing.assert_array_equal(run(num_samples=9, resume=trace)["x"], run()["x"])
+
+
+def test_progress_is_silent_when_told(capsys):
+    run(progress=False)
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_progress_shows_what_is_going_on(capsys, monkeypatch):
+    from tqdm.auto import tqdm
+
+    monkeypatch.setattr("ogradient.runner._progress_bar", lambda t, d, label, show: tqdm(total=t, desc=label, mininterval=0))
+    run(chunk_size=10, num_warmup=25)
+    shown = capsys.readouterr().err
+    for word in ("o_langevin(0.01)", "compiling", "warm-up", "sampling, max |g|"):
+        assert word in shown
+
+
+def test_default_algorithm_finds_a_step_size():
+    known = og.problems.ellipse()
+    trace = og.sample(0, known.problem, known.start_off(jax.random.key(0), 8), num_samples=2000, progress=False)
+    step_size = trace.provenance["settings"]["step_size"]
+    assert 1e-3 < step_size < 0.5
+    assert trace.summary().loc["|equality[0]|", "mean"] < 0.1
+    resumed = og.sample(0, known.problem, resume=trace, num_samples=5, progress=False)
+    assert resumed.provenance["settings"] == trace.provenance["settings"]
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+def test_the_step_size_follows_the_scale_of_the_problem(scale):
+    """x → s·x turns η into s²η; rewriting g changes nothing. Powers of two, so within a factor of 4."""
+    problem = og.Problem(
+        lambda x: 0.8 * x[0] / scale, equality=lambda x: 100 * ((x[0] / scale) ** 2 / 9 + (x[1] / scale) ** 2 - 1)
+    )
+    from ogradient.tuning import find_step_size
+
+    eta = find_step_size(jax.random.key(0), problem, scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]]))
+    assert 2**-8 <= eta / scale**2 <= 2**-3
