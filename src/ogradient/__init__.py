@@ -10,7 +10,8 @@ import jaxlib.version
 
 if jaxlib.version.__version__ == "0.10.2":
     raise ImportError(
-        "jaxlib 0.10.2 computes wrong float32 sums on CPU, silently. Install another one: pip install 'jax!=0.10.2' 'jaxlib!=0.10.2'"
+        "jaxlib 0.10.2 computes wrong float32 sums on CPU, silently. "
+        "Install another one: pip install 'jax!=0.10.2' 'jaxlib!=0.10.2'"
     )
 
 from ogradient import geometry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,7 +54,7 @@ def check_start(problem: Problem, positions: Position, settings: dict[str, Any],
         settings: of the algorithm (step_size, alpha, beta).
         constrained: whether the algorithm uses the constraint, so that its faults matter.
     """
-    report = jax.tree.map(np.asarray, jax.jit(jax.vmap(lambda p: _inspect(problem, p, constrained)))(positions))
+    report = jax.tree.map(np.asarray, _inspect_all(problem, positions, constrained))
     for name, argument in (("logdensity", "logdensity_fn"), ("score", "the gradient of logdensity_fn")):
         _refuse_non_finite(argument, report[name])
     if not constrained:
@@ -70,6 +71,11 @@ def check_start(problem: Problem, positions: Position, settings: dict[str, Any],
     _warn_squared(values)
     _warn_unattainable(values, norms, report["size"])
     _warn_capped(values[:, 0], settings)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _inspect_all(problem: Problem, positions: Position, constrained: bool) -> dict[str, Array]:
+    return jax.vmap(lambda position: _inspect(problem, position, constrained))(positions)
 
 
 def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[str, Array]:
@@ -132,10 +138,10 @@ def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
     factor = (1.0 if alpha is None else alpha * eta) * np.abs(value) ** beta
     largest = float(np.max(factor))
     if largest > 1 + 1e-6:
+        enough = (1 / eta if alpha is None else alpha) / largest
         _warn(
             f"alpha * step_size * |g|**beta is {largest:.3g} at the start; a step with more than 1 overshoots the set, so it "
-            f"is capped at 1 (one Newton step). Use alpha <= {(1 if alpha is None else alpha) / largest * (1 / eta if alpha is None else 1):.3g} "
-            "to have the rate you ask for from the first step on."
+            f"is capped at 1 (one Newton step). Use alpha <= {enough:.3g} to have the rate you ask for from the first step on."
         )
 
 

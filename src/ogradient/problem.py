@@ -43,7 +43,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         if not callable(self.logdensity_fn):
-            raise ValueError(f"logdensity_fn must be a function of a position; got {type(self.logdensity_fn).__name__}.")
+            raise ValueError(
+                f"logdensity_fn must be a function of a position; got {type(self.logdensity_fn).__name__}."
+            )
         if self.measure not in get_args(Measure):
             raise ValueError(f"measure must be 'conditional' or 'hausdorff'; got {self.measure!r}.")
         object.__setattr__(self, "_equalities", _as_functions("equality", self.equality))
@@ -95,7 +97,7 @@ class Problem:
         for kind, functions in (("equality", self._equalities), ("inequality", self._inequalities)):
             for index, function in enumerate(functions):
                 name = kind if len(functions) == 1 else f"{kind}[{index}]"
-                jax.eval_shape(lambda p, f=function, n=name: _checked(n, f, p, scalar=False), position)  # type: ignore[misc]
+                jax.eval_shape(lambda p, f=function, n=name: _checked(n, f, p, scalar=False), position)
         dim, rows = sum(jnp.size(leaf) for leaf in leaves), jax.eval_shape(self.equality_fn, position).shape[0]
         if rows > dim:
             raise ValueError(

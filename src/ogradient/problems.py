@@ -134,7 +134,12 @@ def affine_gaussian(dim: int = 5, num_constraints: int = 2, seed: int = 0) -> Kn
     return KnownProblem(
         name="affine_gaussian",
         problem=Problem(
-            lambda x: -0.5 * (x - jnp.asarray(mean, x.dtype)) @ jnp.asarray(precision, x.dtype) @ (x - jnp.asarray(mean, x.dtype)),
+            lambda x: (
+                -0.5
+                * (x - jnp.asarray(mean, x.dtype))
+                @ jnp.asarray(precision, x.dtype)
+                @ (x - jnp.asarray(mean, x.dtype))
+            ),
             equality=lambda x: jnp.asarray(matrix, x.dtype) @ x - jnp.asarray(level, x.dtype),
         ),
         dim=dim,

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import jax
@@ -72,7 +73,11 @@ def sample(
     >>> trace["x"].shape, bool(trace.summary().loc["|equality[0]|", "mean"] < 0.05)
     ((8, 500, 2), True)
     """
-    for name, value, least in (("num_warmup", num_warmup, 0), ("num_samples", num_samples, 1), ("thinning", thinning, 1)):
+    for name, value, least in (
+        ("num_warmup", num_warmup, 0),
+        ("num_samples", num_samples, 1),
+        ("thinning", thinning, 1),
+    ):
         if not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}.")
     if chunk_size is not None and chunk_size < 1:
@@ -101,13 +106,22 @@ class _Run:
     """The moving parts of one call: states of all chains, draws collected on the host, statuses counted."""
 
     def __init__(
-        self, problem: Problem, algorithm: SamplingAlgorithm, key: Array, warmup: int, thinning: int, states: Any, done: int
+        self,
+        problem: Problem,
+        algorithm: SamplingAlgorithm,
+        key: Array,
+        warmup: int,
+        thinning: int,
+        states: Any,
+        done: int,
     ) -> None:
         self.problem, self.algorithm, self.key = problem, algorithm, key
         self.warmup, self.thinning, self.done = warmup, thinning, done
         self.num_chains = jax.tree.leaves(states)[0].shape[0]
         # XLA may round a batch of one differently from a larger one: a lone chain gets a silent companion.
-        self.states = states if self.num_chains > 1 else jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states)
+        self.states = (
+            states if self.num_chains > 1 else jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states)
+        )
         self.rows: list[Any] = []
         self.counts = np.zeros((self.num_chains, len(Status)), np.int64)
 
@@ -121,14 +135,14 @@ class _Run:
         with _progress_bar(total, self.done, label, progress) as bar:
             bar.set_postfix_str("compiling")
             capacity = self._capacity(num_samples)
-            compiled = self._compile(capacity)
+            self._chunk(0, capacity)  # no step yet: it only compiles
             length = chunk_size or 32
             try:
                 while self.done < total:
                     longest = max(self.warmup - self.done, 0) + (capacity - 1) * self.thinning
                     steps = min(length, longest, total - self.done)
                     started = time.perf_counter()
-                    largest = self._chunk(compiled, steps)
+                    largest = self._chunk(steps, capacity)
                     if chunk_size is None:
                         per_step = (time.perf_counter() - started) / steps
                         length = max(1, min(int(CHUNK_SECONDS / per_step), 8 * length))
@@ -145,10 +159,10 @@ class _Run:
                 return True
         return False
 
-    def _chunk(self, compiled: Callable, steps: int) -> float | None:
+    def _chunk(self, steps: int, capacity: int) -> float | None:
         before = _rows_before(self.done, self.warmup, self.thinning)
         scalars = (jnp.int32(v) for v in (self.done, steps, self.warmup, self.thinning))
-        states, rows, counts = compiled(self.key, self.states, *scalars)
+        states, rows, counts = _run_chunk(self.problem, self.algorithm.step, capacity, self.key, self.states, *scalars)
         jax.block_until_ready(states)
         self.states, self.done = states, self.done + steps
         kept = _rows_before(self.done, self.warmup, self.thinning) - before
@@ -160,42 +174,17 @@ class _Run:
         return None if value is None or value.size == 0 else float(np.abs(value).max())
 
     def _capacity(self, num_samples: int) -> int:
-        one_step = lambda states: _observe(self.problem, *_step_all(self.algorithm, self.key, states, jnp.int32(0)))
-        row = jax.eval_shape(one_step, self.states)
+        row = jax.eval_shape(
+            lambda s: _observe(self.problem, *_step_all(self.algorithm.step, self.key, s, jnp.int32(0))), self.states
+        )
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
         return int(np.clip(CHUNK_BYTES // max(size, 1), 1, num_samples)) + 1  # one more for a row begun, not finished
 
-    def _compile(self, capacity: int) -> Callable:
-        """The chunk `(key, states, begin, steps, warmup, thinning) -> states, rows, counts`: one compilation per run."""
-        problem, algorithm = self.problem, self.algorithm
-
-        def chunk(key: Array, states: Any, begin: Array, steps: Array, warmup: Array, thinning: Array) -> Any:
-            first = _rows_before(begin, warmup, thinning)
-
-            def body(i: Array, carry: Any) -> Any:
-                states, rows, counts = carry
-                t = begin + i
-                states, info = _step_all(algorithm, key, states, t)
-                kept = (t >= warmup) & ((t + 1 - warmup) % thinning == 0)
-                row = _observe(problem, states, info, kept)
-                # Every step writes its row; the last step of a row wins, so nothing is branched on or stored twice.
-                at = _rows_before(t, warmup, thinning) - first
-                rows = jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
-                status = getattr(info, "status", None)
-                if status is not None:
-                    counts = counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32)
-                return states, rows, counts
-
-            row = jax.eval_shape(lambda s: _observe(problem, *_step_all(algorithm, key, s, begin)), states)
-            rows = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), row)
-            counts = jnp.zeros((jax.tree.leaves(states)[0].shape[0], len(Status)), jnp.int32)
-            return lax.fori_loop(0, steps, body, (states, rows, counts))
-
-        return jax.jit(chunk).lower(self.key, self.states, *(jnp.int32(0),) * 4).compile()
-
     def trace(self, seed: int | Array, resume: Trace | None, *, seconds: float) -> Trace | None:
         """All draws so far, those of the resumed trace first; None if there are none."""
-        pieces = [jax.tree.map(lambda *leaves: np.moveaxis(np.concatenate(leaves), 0, 1), *self.rows)] if self.rows else []
+        pieces = (
+            [jax.tree.map(lambda *leaves: np.moveaxis(np.concatenate(leaves), 0, 1), *self.rows)] if self.rows else []
+        )
         counts = self.counts
         if resume is not None:
             position = jax.tree.unflatten(jax.tree.structure(self.states.position), jax.tree.leaves(resume.position))
@@ -223,10 +212,49 @@ class _Run:
         return Trace(draws["position"], draws["stats"], counts, provenance, state)
 
 
-def _step_all(algorithm: SamplingAlgorithm, key: Array, states: Any, t: Array) -> tuple[Any, Any]:
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _run_chunk(
+    problem: Problem,
+    step: Callable,
+    capacity: int,
+    key: Array,
+    states: Any,
+    begin: Array,
+    steps: Array,
+    warmup: Array,
+    thinning: Array,
+) -> tuple[Any, Any, Array]:
+    """Steps `begin` to `begin + steps` of all chains: their states, the rows kept, and statuses counted per chain.
+
+    All counts are arguments of the compiled function, so one compilation serves a run, and any later run of the same
+    problem and algorithm.
+    """
+    first = _rows_before(begin, warmup, thinning)
+
+    def body(i: Array, carry: Any) -> Any:
+        states, rows, counts = carry
+        t = begin + i
+        states, info = _step_all(step, key, states, t)
+        kept = (t >= warmup) & ((t + 1 - warmup) % thinning == 0)
+        row = _observe(problem, states, info, kept)
+        # Every step writes its row; the last step of a row wins, so nothing is branched on or stored twice.
+        at = _rows_before(t, warmup, thinning) - first
+        rows = jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
+        status = getattr(info, "status", None)
+        if status is not None:
+            counts = counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32)
+        return states, rows, counts
+
+    row = jax.eval_shape(lambda s: _observe(problem, *_step_all(step, key, s, begin)), states)
+    rows = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), row)
+    counts = jnp.zeros((jax.tree.leaves(states)[0].shape[0], len(Status)), jnp.int32)
+    return lax.fori_loop(0, steps, body, (states, rows, counts))
+
+
+def _step_all(step: Callable, key: Array, states: Any, t: Array) -> tuple[Any, Any]:
     chains = jnp.arange(jax.tree.leaves(states)[0].shape[0])
     keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.fold_in(key, c), t))(chains)
-    return jax.vmap(algorithm.step)(keys, states)
+    return jax.vmap(step)(keys, states)
 
 
 def _observe(problem: Problem, states: Any, info: Any, kept: Array | bool = True) -> dict[str, Any]:

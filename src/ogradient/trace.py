@@ -88,12 +88,14 @@ class Trace:
         """
         import pandas as pd
 
-        rows = {}
+        rows: dict[str, dict[str, float]] = {}
         for name in self.variables if var_names is None else var_names:
             value = self[name]
             for index in np.ndindex(value.shape[2:]):
                 if len(rows) == limit:
-                    warnings.warn(f"summary shows the first {limit} scalars; choose var_names or raise limit.", stacklevel=2)
+                    warnings.warn(
+                        f"summary shows the first {limit} scalars; choose var_names or raise limit.", stacklevel=2
+                    )
                     break
                 label = name + (f"[{', '.join(map(str, index))}]" if index else "")
                 rows[label] = _describe(np.asarray(value[(slice(None), slice(None), *index)], np.float64))
@@ -175,14 +177,14 @@ def load(path: str | os.PathLike[str]) -> Trace:
     header = json.loads(tree.attrs["ogradient"])
     if header["format"] > FORMAT:
         raise ValueError(f"{path} was written by a newer ogradient (format {header['format']}); update to read it.")
-    posterior = {name: tree["posterior"][name].values for name in tree["posterior"].data_vars}
-    state = tree["state"].dataset
+    arrays = lambda group: {str(name): array.values for name, array in tree[group].dataset.data_vars.items()}
+    state = arrays("state")
     return Trace(
-        position=_rebuild(header["structure"], posterior),
-        sample_stats={name: tree["sample_stats"][name].values for name in tree["sample_stats"].data_vars},
+        position=_rebuild(header["structure"], arrays("posterior")),
+        sample_stats=arrays("sample_stats"),
         status_counts=np.asarray(header["status_counts"]),
         provenance=header["provenance"],
-        state=[state[f"leaf_{i}"].values for i in range(len(state.data_vars))],
+        state=[state[f"leaf_{i}"] for i in range(len(state))],
     )
 
 

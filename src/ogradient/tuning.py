@@ -30,10 +30,10 @@ def find_step_size(key: Array, problem: Problem, positions: Position, *, toleran
     One compilation, about fifty trials of 50 steps.
     """
 
-    def trial(key: Array, position: Position, eta: Array) -> tuple[Position, tuple[Array, Array, Array]]:
+    def trial(key: Array, position: Position, eta: Array) -> tuple[Position, tuple[Array, ...]]:
         step = build_kernel(problem, lambda _: eta)
 
-        def body(carry: tuple[Position, Array], key: Array) -> tuple[tuple[Position, Array], tuple[Array, Array, Array]]:
+        def body(carry: tuple[Position, Array], key: Array) -> tuple[tuple[Position, Array], tuple[Array, ...]]:
             position, drift = carry
             previous = problem.flatten(position)[0]
             state, _ = step(key, init(position))
@@ -49,7 +49,9 @@ def find_step_size(key: Array, problem: Problem, positions: Position, *, toleran
 
     def land(key: Array, position: Position) -> Position:
         step = build_kernel(problem, SMALLEST)
-        return lax.scan(lambda s, k: (step(k, s)[0], None), init(position), jax.random.split(key, LANDING_STEPS))[0].position
+        return lax.scan(lambda s, k: (step(k, s)[0], None), init(position), jax.random.split(key, LANDING_STEPS))[
+            0
+        ].position
 
     num_chains = jax.tree.leaves(positions)[0].shape[0]
 

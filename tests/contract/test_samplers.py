@@ -10,9 +10,13 @@ import ogradient as og
 STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01}
 CURVE = og.problems.cubic().problem
 TREE = og.Problem(
-    lambda p: -0.5 * (jnp.sum(p["w"] ** 2) + p["b"] ** 2), equality=[lambda p: jnp.sum(p["w"] ** 2) - 1, lambda p: p["b"] - p["w"][0]]
+    lambda p: -0.5 * (jnp.sum(p["w"] ** 2) + p["b"] ** 2),
+    equality=[lambda p: jnp.sum(p["w"] ** 2) - 1, lambda p: p["b"] - p["w"][0]],
 )
-POSITIONS = {"array": (CURVE, jnp.array([-10.0, 1.0])), "tree": (TREE, {"w": jnp.array([0.5, 2.0]), "b": jnp.array(0.3)})}
+POSITIONS = {
+    "array": (CURVE, jnp.array([-10.0, 1.0])),
+    "tree": (TREE, {"w": jnp.array([0.5, 2.0]), "b": jnp.array(0.3)}),
+}
 everyone = pytest.mark.parametrize("name", og.SAMPLERS)
 everywhere = pytest.mark.parametrize("where", POSITIONS)
 

@@ -25,13 +25,15 @@ def geometry_functions(m):
     frame = lambda x: geo.frame_at(g, x)
     v = lambda x: jnp.asarray(VECTOR, x.dtype)
     functions = {
-        "frame": lambda x, key: frame(x)[:2] + (frame(x).half_log_det,),
+        "frame": lambda x, key: (*frame(x)[:2], frame(x).half_log_det),
         "project": lambda x, key: geo.project(frame(x), v(x)),
         "steer": lambda x, key: geo.steer(frame(x), v(x), -frame(x).value),
         "landing": lambda x, key: geo.landing(frame(x), 2.0, 0.5),
         "half_log_det_gradient": lambda x, key: geo.half_log_det_gradient(g, x, frame(x)),
         "curvature-exact": lambda x, key: geo.curvature(g, x, frame(x), method="exact"),
-        "curvature-hutchinson": lambda x, key: geo.curvature(g, x, frame(x), method="hutchinson", key=key, num_probes=2),
+        "curvature-hutchinson": lambda x, key: geo.curvature(
+            g, x, frame(x), method="hutchinson", key=key, num_probes=2
+        ),
         "correction": lambda x, key: geo.correction(g, x, frame(x), method="exact"),
     }
     return {f"{name}-m{m}": function for name, function in functions.items()}

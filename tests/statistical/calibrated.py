@@ -32,7 +32,9 @@ def chain_means(known, algorithm, *, num_chains=128, num_warmup, num_steps, thin
     )
     assert not trace.problems()
     assert np.all(np.std(trace["x"], axis=1).max(axis=-1) > 0), "a chain stands still"
-    return {name: np.asarray(trace.apply(moment.function), float).mean(axis=1) for name, moment in known.moments.items()}
+    return {
+        name: np.asarray(trace.apply(moment.function), float).mean(axis=1) for name, moment in known.moments.items()
+    }
 
 
 def discrepancy(means, truth):

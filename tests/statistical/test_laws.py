@@ -36,6 +36,7 @@ CASES = {
         "resolution": {"x₂": 0.2, "x₂²": 0.35, "cos x₂": 0.1},
         "num_warmup": 10_000,
         "num_steps": 40_000,
+        "num_chains": 512,
     },
     "ellipse": ELLIPSE,
     "ellipse-hausdorff": ELLIPSE | {"known": lambda: problems.ellipse("hausdorff")},
@@ -88,7 +89,9 @@ def test_law_with_hutchinson_probes(name):
 
 
 @pytest.mark.parametrize("name", ["ellipse", "torus_b"])
-@pytest.mark.xfail(raises=AssertionError, strict=True, reason="negative control: without r the law is the Hausdorff one")
+@pytest.mark.xfail(
+    raises=AssertionError, strict=True, reason="negative control: without r the law is the Hausdorff one"
+)
 def test_dropping_the_correction_is_seen(name):
     run_case(CASES[name], correction="none")
 
@@ -110,7 +113,12 @@ def tilted_ellipse(temperature=1.0):
     problem = og.Problem(lambda x: 0.8 * x[0], equality=known.problem.equality)
     z = 2.4 / temperature
     return problems.KnownProblem(
-        "tilted", problem, 2, known.start_on, known.start_off, {"x": problems.Moment(lambda x: x[0], 3 * iv(1, z) / iv(0, z))}
+        "tilted",
+        problem,
+        2,
+        known.start_on,
+        known.start_off,
+        {"x": problems.Moment(lambda x: x[0], 3 * iv(1, z) / iv(0, z))},
     )
 
 
@@ -122,7 +130,9 @@ def test_temperature_four():
     check_law(known, og.o_langevin(known.problem, 0.01, temperature=4.0), num_chains=512, **TEMPERATURE)
 
 
-@pytest.mark.xfail(raises=AssertionError, strict=True, reason="negative control: the law at temperature 1 is another one")
+@pytest.mark.xfail(
+    raises=AssertionError, strict=True, reason="negative control: the law at temperature 1 is another one"
+)
 def test_ignoring_the_temperature_is_seen():
     known = tilted_ellipse(4.0)
     check_law(known, og.o_langevin(known.problem, 0.01), num_chains=512, **TEMPERATURE)
@@ -146,7 +156,9 @@ def test_bias_shrinks_in_proportion_to_the_step_size(known, moment, step_sizes, 
     biases, errors = [], []
     for eta in step_sizes:
         algorithm = og.o_langevin(known.problem, eta)
-        means = chain_means(known, algorithm, num_chains=8192, num_warmup=num_steps // 3, num_steps=num_steps, thinning=4)[moment]
+        means = chain_means(
+            known, algorithm, num_chains=8192, num_warmup=num_steps // 3, num_steps=num_steps, thinning=4
+        )[moment]
         biases.append(means.mean() - known.moments[moment].value)
         errors.append(means.std(ddof=1) / np.sqrt(len(means)))
     biases, errors, etas = np.abs(biases), np.array(errors), np.array(step_sizes)

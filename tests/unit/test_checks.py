@@ -42,8 +42,14 @@ def test_bad_starts(starts, message):
     [
         (og.Problem(lambda x: x, curve), "logdensity_fn must return a scalar"),
         (og.Problem(lambda x: jnp.log(-jnp.sum(x**2)), curve), "logdensity_fn is not finite at the start of 2 of 2"),
-        (og.Problem(lambda x: jnp.sqrt(x[0] + 10) + gaussian(x), curve), "gradient of logdensity_fn is not finite .* 1 of 2"),
-        (og.Problem(gaussian, lambda x: jnp.log(x[0])), r"equality is not finite .* 1 of 2 chains \(the first is chain 0\)"),
+        (
+            og.Problem(lambda x: jnp.sqrt(x[0] + 10) + gaussian(x), curve),
+            "gradient of logdensity_fn is not finite .* 1 of 2",
+        ),
+        (
+            og.Problem(gaussian, lambda x: jnp.log(x[0])),
+            r"equality is not finite .* 1 of 2 chains \(the first is chain 0\)",
+        ),
         (og.Problem(gaussian, lambda x: jnp.array([x[0], jnp.nan])), "equality is not finite"),
         (og.Problem(gaussian, lambda x: 3.0), "does not depend on the position"),
         (og.Problem(gaussian, [curve, lambda x: 0 * x[0]]), r"equality\[1\] is zero at every start"),

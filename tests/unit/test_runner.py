@@ -123,11 +123,15 @@ def test_stored_constraint_values_are_those_of_the_draws():
 def explosive(**arguments):
     problem = og.Problem(lambda x: jnp.sum(x**4), equality=lambda x: x[0] - x[1])
     algorithm = og.o_langevin(problem, 0.05)
-    return og.sample(0, problem, STARTS, algorithm=algorithm, num_warmup=0, num_samples=200, progress=False, **arguments)
+    return og.sample(
+        0, problem, STARTS, algorithm=algorithm, num_warmup=0, num_samples=200, progress=False, **arguments
+    )
 
 
 def test_a_blow_up_keeps_the_last_good_state_and_the_draws():
-    with pytest.raises(og.SamplingError, match=r"NON_FINITE.*step size is too large \(halve it.*in the exception") as caught:
+    with pytest.raises(
+        og.SamplingError, match=r"NON_FINITE.*step size is too large \(halve it.*in the exception"
+    ) as caught:
         explosive()
     trace = caught.value.trace
     assert trace.num_draws < 200
@@ -155,13 +159,13 @@ def test_an_interrupt_returns_the_draws_so_far(monkeypatch):
 
     original, calls = runner._Run._chunk, []
 
-    def interrupt_third(self, *arguments):
+    def interrupt_fourth(self, *arguments):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 4:  # the first call only compiles
             raise KeyboardInterrupt
         return original(self, *arguments)
 
-    monkeypatch.setattr(runner._Run, "_chunk", interrupt_third)
+    monkeypatch.setattr(runner._Run, "_chunk", interrupt_fourth)
     with pytest.warns(RuntimeWarning, match="interrupted: 11 draws"):
         trace = run(chunk_size=20)
     np.testing.assert_array_equal(run(num_samples=9, resume=trace)["x"], run()["x"])
@@ -176,7 +180,9 @@ def test_progress_is_silent_when_told(capsys):
 def test_progress_shows_what_is_going_on(capsys, monkeypatch):
     from tqdm.auto import tqdm
 
-    monkeypatch.setattr("ogradient.runner._progress_bar", lambda t, d, label, show: tqdm(total=t, desc=label, mininterval=0))
+    monkeypatch.setattr(
+        "ogradient.runner._progress_bar", lambda t, d, label, show: tqdm(total=t, desc=label, mininterval=0)
+    )
     run(chunk_size=10, num_warmup=25)
     shown = capsys.readouterr().err
     for word in ("o_langevin(0.01)", "compiling", "warm-up", "sampling, max |g|"):

@@ -125,7 +125,18 @@ def test_summary_of_very_few_draws_says_nan_not_nonsense():
 
 def test_provenance_is_enough_to_repeat_the_run():
     _, trace = make(jnp.ones((2, 3)))
-    wanted = {"algorithm", "settings", "seed", "measure", "num_warmup", "thinning", "num_steps", "seconds", "versions", "device"}
+    wanted = {
+        "algorithm",
+        "settings",
+        "seed",
+        "measure",
+        "num_warmup",
+        "thinning",
+        "num_steps",
+        "seconds",
+        "versions",
+        "device",
+    }
     assert wanted <= set(trace.provenance)
     assert trace.provenance["settings"]["step_size"] == 0.05
     assert "2 chains × 30 draws of x[3]" in repr(trace)

@@ -1,0 +1,134 @@
+"""The command line: `ogradient list | run | bench`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ogradient._version import __version__
+from ogradient.experiments import EXPERIMENTS
+from ogradient.problems import PROBLEMS
+from ogradient.samplers import SAMPLERS
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Sampling under hard constraints.")
+run_app = typer.Typer(no_args_is_help=True, help="Run an experiment and write its folder.")
+app.add_typer(run_app, name="run")
+console = Console()
+
+Chains = Annotated[int, typer.Option(min=2, help="Independent chains (the paper has 50).")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same numbers.")]
+Out = Annotated[Path, typer.Option(help="Folder to write into.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """Sampling under hard constraints."""
+    if version:
+        console.print(f"ogradient {__version__} (jax {jax.__version__}, {jax.devices()[0].device_kind})")
+        raise typer.Exit
+
+
+@app.command("list")
+def list_things(what: Annotated[str, typer.Argument(help="samplers, problems, experiments, or all")] = "all") -> None:
+    """What there is: samplers, problems with known answers, experiments."""
+    first_line = lambda function: (function.__doc__ or "").strip().splitlines()[0]
+    tables: dict[str, Mapping[str, str]] = {
+        "samplers": {name: first_line(function) for name, function in SAMPLERS.items()},
+        "problems": {name: first_line(function) for name, function in PROBLEMS.items()},
+        "experiments": EXPERIMENTS,
+    }
+    if what != "all" and what not in tables:
+        raise typer.BadParameter(f"{what!r} is none of {', '.join(tables)}, all.")
+    for title, entries in tables.items():
+        if what in ("all", title):
+            show([{"name": name, "what": text} for name, text in entries.items()], title)
+
+
+@run_app.command("synthetic")
+def run_synthetic(
+    sampler: Annotated[str | None, typer.Option(help="o_langevin or langevin; all by default.")] = None,
+    start: Annotated[str | None, typer.Option(help="on or off the set; both by default.")] = None,
+    chains: Chains = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Iterations; the paper has 5,000 (on) and 8,000 (off).")] = 30_000,
+    seed: Seed = 0,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """The paper's cubic: energy distance and |g| against iterations, from on and off the set."""
+    from ogradient.experiments import synthetic
+
+    samplers = _choice("sampler", sampler, tuple(synthetic.SETTINGS))
+    config = synthetic.Config(samplers, _choice("start", start, synthetic.STARTS), chains, steps, seed)
+    with jax.enable_x64(True):
+        _finish("synthetic", *synthetic.run(config, out, progress=not quiet))
+
+
+@run_app.command("hyperparameters")
+def run_hyperparameters(
+    chains: Chains = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Iterations.")] = 8000,
+    seed: Seed = 0,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """O-Langevin on the cubic from off the set, for several alpha and beta."""
+    from ogradient.experiments import hyperparameters
+
+    with jax.enable_x64(True):
+        _finish(
+            "hyperparameters",
+            *hyperparameters.run(hyperparameters.Config(chains, steps, seed), out, progress=not quiet),
+        )
+
+
+@app.command("bench")
+def bench(only: Annotated[str | None, typer.Argument(help="One benchmark by name; all by default.")] = None) -> None:
+    """Speed, as ratios measured in one run (needs a source checkout: the peers are development dependencies)."""
+    path = Path(__file__).parents[2] / "benchmarks" / "speed.py"
+    if not path.exists():
+        raise typer.BadParameter("the benchmarks live in the source checkout: clone it and run `make bench`.")
+    spec = importlib.util.spec_from_file_location("ogradient_benchmarks", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    names = _choice("benchmark", only, tuple(module.BENCHMARKS))
+    show([row for name in names for row in module.BENCHMARKS[name]()], "speed")
+
+
+def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    """A table on the terminal."""
+    from ogradient.experiments.folder import format_number
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*(format_number(value) for value in row.values()))
+    console.print(table)
+    console.print()
+
+
+def _choice(name: str, given: str | None, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    if given is not None and given not in allowed:
+        raise typer.BadParameter(f"{name} {given!r} is none of {', '.join(allowed)}.")
+    return allowed if given is None else (given,)
+
+
+def _finish(title: str, rows: Sequence[Mapping[str, Any]], figure: Path) -> None:
+    console.print()
+    show(rows, title)
+    console.print(f"figure: {figure}\nreport: {figure.with_name('report.html')}", soft_wrap=True, highlight=False)
+
+
+def main() -> None:
+    """Entry point of the `ogradient` command."""
+    app()

@@ -1,0 +1,6 @@
+"""The paper's experiments, one file each. `EXPERIMENTS` is what the command line lists; modules load when they run."""
+
+EXPERIMENTS = {
+    "synthetic": "the paper's cubic: energy distance and |g| against iterations, from on and off the set",
+    "hyperparameters": "O-Langevin on the cubic from off the set, for several alpha and beta",
+}

@@ -1,0 +1,107 @@
+"""What a run leaves behind: `trace.zarr`, `metrics.json`, `config.json`, `figure.png`, `report.html`, written atomically."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from ogradient._version import __version__
+from ogradient.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def write_folder(
+    folder: Path,
+    *,
+    title: str,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    rows: Rows,
+    figure: Figure,
+    notes: Sequence[str] = (),
+    traces: Mapping[str, Trace] | None = None,
+) -> Path:
+    """Write a run's folder and return the path of its figure.
+
+    Args:
+        folder: created if need be.
+        title: of the report.
+        config: every setting, enough to repeat the run; versions and device are added.
+        metrics: the numbers behind the figure, JSON-able.
+        rows: a short table for the report, one mapping per row.
+        figure: saved as PNG and embedded in the report.
+        notes: sentences a reader of the report should know.
+        traces: by file name without `.zarr`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, trace in (traces or {}).items():
+        trace.save(folder / f"{name}.zarr")
+    surroundings = {
+        "ogradient": __version__,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "precision": str(jnp.result_type(float)),
+    }
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_atomically(folder / "config.json", json.dumps({**config, **surroundings}, indent=1))
+    write_atomically(folder / "metrics.json", json.dumps(metrics, indent=1))
+    write_atomically(folder / "figure.png", buffer.getvalue())
+    report = render_report(title, {**config, **surroundings}, rows, buffer.getvalue(), notes)
+    write_atomically(folder / "report.html", report)
+    return folder / "figure.png"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write beside the target and rename: a reader sees the old file or the new one, never half of one."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def render_report(title: str, config: Mapping[str, Any], rows: Rows, png: bytes, notes: Sequence[str]) -> str:
+    """One self-contained HTML page: table, figure, notes, settings."""
+    escape = lambda value: html.escape(format_number(value))
+    header = "".join(f"<th>{escape(key)}</th>" for key in (rows[0] if rows else {}))
+    body = "".join("<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows)
+    settings = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in config.items())
+    remarks = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    image = base64.b64encode(png).decode()
+    style = (
+        "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}"
+        "table{border-collapse:collapse;margin:1em 0}th,td{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:left}"
+        "img{max-width:100%}details{margin-top:2em}"
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
+        f"<h1>{escape(title)}</h1><table><tr>{header}</tr>{body}</table>{remarks}"
+        f'<img alt="{escape(title)}" src="data:image/png;base64,{image}">'
+        f"<details><summary>Settings</summary><table>{settings}</table></details></html>\n"
+    )
+
+
+def format_number(value: Any) -> str:
+    """Numbers as people read them; everything else as it is."""
+    if isinstance(value, bool) or value is None:
+        return "–" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,105 @@
+"""The command line leaves a whole folder, repeats itself, and says what is wrong with a call."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import ogradient as og
+from ogradient.cli import app
+from ogradient.experiments import EXPERIMENTS, folder
+from ogradient.problems import PROBLEMS
+
+FILES = {"config.json", "metrics.json", "figure.png", "report.html"}
+
+
+def invoke(*arguments):
+    import jax
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+
+
+def test_list_shows_every_table():
+    output = invoke("list").output
+    for name in [*og.SAMPLERS, *PROBLEMS, *EXPERIMENTS]:
+        assert name in output
+    assert "cubic" not in invoke("list", "samplers").output.split()
+    assert invoke("list", "nonsense").exit_code == 2
+
+
+def test_every_experiment_is_a_command():
+    for name in EXPERIMENTS:
+        assert invoke("run", name, "--help").exit_code == 0
+
+
+def test_synthetic_leaves_a_whole_folder_and_repeats(tmp_path):
+    call = ["run", "synthetic", "--chains", 20, "--steps", 60, "--quiet", "--seed", 5]
+    result = invoke(*call, "--out", tmp_path / "a")
+    assert result.exit_code == 0
+    assert "figure:" in result.output
+    assert {p.name for p in (tmp_path / "a" / "synthetic").iterdir()} >= FILES
+    mine = tmp_path / "a" / "synthetic" / "o_langevin"
+    assert {p.name for p in mine.iterdir()} == FILES | {"trace-on.zarr", "trace-off.zarr"}
+    metrics, config = (json.loads((mine / f"{n}.json").read_text()) for n in ("metrics", "config"))
+    assert {c["start"] for c in metrics["curves"]} == {"on", "off"}
+    assert config["seed"] == 5
+    assert config["precision"] == "float64"
+    assert og.load(mine / "trace-off.zarr")["x"].shape == (20, 6, 2)
+    assert metrics["table"][1]["landed after"] < 20
+    page = (mine / "report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert "energy distance" in page.lower()
+
+    invoke(*call, "--out", tmp_path / "b", "--sampler", "o_langevin")
+    again = json.loads((tmp_path / "b" / "synthetic" / "o_langevin" / "metrics.json").read_text())
+    assert again["curves"] == metrics["curves"]
+
+
+def test_synthetic_with_one_start_and_sampler(tmp_path):
+    invoke(
+        "run",
+        "synthetic",
+        "--sampler",
+        "langevin",
+        "--start",
+        "on",
+        "--chains",
+        5,
+        "--steps",
+        3,
+        "--quiet",
+        "--out",
+        tmp_path,
+    )
+    metrics = json.loads((tmp_path / "synthetic" / "metrics.json").read_text())
+    assert [(c["sampler"], c["start"]) for c in metrics["curves"]] == [("langevin", "on")]
+
+
+def test_hyperparameters(tmp_path):
+    result = invoke("run", "hyperparameters", "--chains", 10, "--steps", 40, "--quiet", "--out", tmp_path)
+    assert result.exit_code == 0
+    table = json.loads((tmp_path / "hyperparameters" / "o_langevin" / "metrics.json").read_text())["table"]
+    assert [(row["alpha"], row["beta"]) for row in table] == [(1, 0), (10, 0), (100, 0), (1, 0.5), (1, 1)]
+    assert table[2]["mean |g|"] < table[1]["mean |g|"] < table[0]["mean |g|"]
+
+
+@pytest.mark.parametrize("call", [["--sampler", "gibbs"], ["--start", "sideways"], ["--chains", 1], ["--steps", 0]])
+def test_bad_calls_exit_with_usage(call, tmp_path):
+    result = invoke("run", "synthetic", *call, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "metrics.json"
+    folder.write_atomically(target, "old")
+    with pytest.raises(TypeError):
+        folder.write_atomically(target, 3)
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_numbers_read_well():
+    values = [None, True, 3, 12345, 0.012345, 30412.7, "text"]
+    assert [folder.format_number(v) for v in values] == ["–", "True", "3", "12,345", "0.0123", "30,413", "text"]

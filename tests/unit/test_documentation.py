@@ -1,0 +1,67 @@
+"""Every example in README, docs and docstrings runs."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import ogradient
+
+ROOT = Path(__file__).parents[2]
+MODULES = ["ogradient"] + [m.name for m in pkgutil.walk_packages(ogradient.__path__, "ogradient.")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+@pytest.fixture(autouse=True)
+def as_a_user_would():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+def test_the_public_functions_have_examples():
+    documented = [getattr(ogradient, n) for n in ("Problem", "sample", "o_langevin", "langevin", "energy_distance")]
+    assert all(">>>" in thing.__doc__ for thing in documented)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), namespace)
+    assert "Trace of o_langevin" in capsys.readouterr().out
+
+
+def test_commands_in_the_readme_exist():
+    from typer.testing import CliRunner
+
+    from ogradient.cli import app
+
+    commands = re.findall(r"^ogradient (.*?)(?:\s+#.*)?$", (ROOT / "README.md").read_text(), flags=re.M)
+    assert len(commands) >= 4
+    for command in commands:
+        words = [word for word in command.split() if not word.startswith("-")]
+        path = words[:2] if words[0] == "run" else words[:1]
+        result = CliRunner().invoke(app, [*path, "--help"])
+        assert result.exit_code == 0, command
+        for option in re.findall(r"--\w+", command):
+            assert option in result.output
+
+
+def test_makefile_has_the_two_commands():
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    for target in ("demo", "test"):
+        assert f"make {target}" in readme
+        assert re.search(rf"^{target}: install", makefile, flags=re.M)
