@@ -79,11 +79,14 @@ class Trace:
         totals = self.status_counts.sum(axis=0)
         return {code: int(totals[code]) for code in range(1, len(totals)) if totals[code]}
 
-    def summary(self, var_names: Sequence[str] | None = None, *, limit: int = 1000) -> pd.DataFrame:
+    def summary(
+        self, var_names: Sequence[str] | None = None, *, digits: int | None = 4, limit: int = 1000
+    ) -> pd.DataFrame:
         """Mean, sd, Monte Carlo error, effective sample size and R-hat (ArviZ's) per scalar, then |g| per constraint.
 
         Args:
             var_names: the variables to show; None for all.
+            digits: significant ones to keep, so that the table reads well; None for all.
             limit: the most rows to compute; more are left out with a warning.
         """
         import pandas as pd
@@ -106,6 +109,8 @@ class Trace:
                     v = violation[..., k]
                     label = f"|{kind}[{k}]|" if kind == "equality" else f"{kind}[{k}]₊"
                     rows[label] = {"mean": v.mean(), "sd": v.std(), "max": v.max()}
+        if digits is not None:
+            rows = {name: {k: float(f"{v:.{digits}g}") for k, v in row.items()} for name, row in rows.items()}
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def _largest_violations(self) -> dict[str, float]:

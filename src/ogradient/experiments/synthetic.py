@@ -166,8 +166,8 @@ def write(
         notes=[
             f"Energy distance from the draws of {config.chains} chains at one iteration to {REFERENCE:,} exact draws, averaged "
             f"over five kept iterations: at the paper's end (5,000 iterations on, 8,000 off), and after {config.steps:,}. "
-            f"The grey band is what {config.chains} exact draws show (5–95 %). |g| is over the last tenth of the run; landed after: the "
-            "first iteration with mean |g| below 0.02.",
+            f'The grey band is what {config.chains} exact draws show (5–95 %). |g| is over the last tenth of the run; "landed '
+            'after" is the first iteration with mean |g| below 0.02.',
             "The paper calls O-Langevin converged after 4,000 iterations; with its 50 chains the band reaches 0.12 and hides the "
             "rest; with more, the tails are seen to move until about iteration 20,000. (Along the curve a step of x₂ is "
             "√(1 + 9x₂⁴) long, 12 at x₂ = 2 where the chains start, so diffusion in x₂ is 145 times slower there.) Langevin "
