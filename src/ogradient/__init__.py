@@ -19,8 +19,9 @@ from ogradient._version import __version__
 from ogradient.diagnostics import constraint_violation, energy_distance
 from ogradient.problem import Problem
 from ogradient.runner import sample
-from ogradient.samplers import SAMPLERS, SamplingAlgorithm, langevin, o_langevin
+from ogradient.samplers import SAMPLERS, SamplingAlgorithm, langevin, o_langevin, o_svgd, svgd
 from ogradient.status import ConstraintWarning, SamplingError, Status
+from ogradient.stein import imq, rbf
 from ogradient.trace import Trace, load
 
 __all__ = [
@@ -35,11 +36,15 @@ __all__ = [
     "constraint_violation",
     "energy_distance",
     "geometry",
+    "imq",
     "langevin",
     "load",
     "o_langevin",
+    "o_svgd",
     "problems",
+    "rbf",
     "sample",
+    "svgd",
 ]
 
 

@@ -18,8 +18,8 @@ from ogradient.status import ConstraintWarning
 NEWTON_STEPS = 24
 
 
-def check_positions(problem: Problem, positions: Position) -> Position:
-    """Positions of all chains as arrays, with one leading axis; the problem's functions checked on one of them."""
+def check_positions(problem: Problem, positions: Position, *, ensemble: bool = False) -> Position:
+    """Positions of all chains as arrays with the chains first (then the particles); functions checked on one of them."""
     leaves, structure = jax.tree.flatten(positions)
     if not leaves:
         raise ValueError("initial_positions is empty; give an array of shape (chains, d) or a pytree of such arrays.")
@@ -41,11 +41,20 @@ def check_positions(problem: Problem, positions: Position) -> Position:
     if counts == [0]:
         raise ValueError("initial_positions has no chain: its first axis is empty.")
     positions = jax.tree.unflatten(structure, arrays)
-    problem.check(jax.tree.map(lambda leaf: leaf[0], positions))
+    if ensemble:
+        shapes = {array.shape[:2] for array in arrays}
+        if any(len(shape) < 2 for shape in shapes) or len(shapes) > 1 or 0 in next(iter(shapes)):
+            raise ValueError(
+                "an ensemble sampler needs starts with axes (ensembles, particles, ...) in every leaf; got leading axes "
+                f"{sorted(shapes)}. Add an axis for a single ensemble: x0[None]."
+            )
+    problem.check(jax.tree.map(lambda leaf: leaf[0, 0] if ensemble else leaf[0], positions))
     return positions
 
 
-def check_start(problem: Problem, positions: Position, settings: dict[str, Any], *, constrained: bool) -> None:
+def check_start(
+    problem: Problem, positions: Position, settings: dict[str, Any], *, constrained: bool, ensemble: bool = False
+) -> None:
     """Evaluate the problem at the starts: finite? constraint constant, squared, unattainable? pull too strong?
 
     Args:
@@ -53,7 +62,11 @@ def check_start(problem: Problem, positions: Position, settings: dict[str, Any],
         positions: checked starts of all chains.
         settings: of the algorithm (step_size, alpha, beta).
         constrained: whether the algorithm uses the constraint, so that its faults matter.
+        ensemble: whether a second axis holds the particles.
     """
+    if ensemble:
+        _check_particles(positions, settings)
+        positions = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), positions)
     report = jax.tree.map(np.asarray, _inspect_all(problem, positions, constrained))
     for name, argument in (("logdensity", "logdensity_fn"), ("score", "the gradient of logdensity_fn")):
         _refuse_non_finite(argument, report[name])
@@ -103,6 +116,24 @@ def _refuse_non_finite(what: str, values: np.ndarray) -> None:
         )
 
 
+def _check_particles(positions: Position, settings: dict[str, Any]) -> None:
+    """Particles that coincide move as one; a single one has no median distance."""
+    flat = np.concatenate(
+        [np.asarray(leaf).reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(positions)], axis=2
+    )
+    n = flat.shape[1]
+    if n == 1 and settings["rkhs_kernel"].bandwidth is None:
+        raise ValueError(
+            "one particle has no median distance; use more particles, or give a bandwidth: og.rbf(bandwidth=1.0)."
+        )
+    distinct = min(len(np.unique(ensemble, axis=0)) for ensemble in flat)
+    if distinct < n:
+        _warn(
+            f"only {distinct} of {n} particles have distinct starts; those that coincide feel the same forces and will stay "
+            "together. Start them apart, for instance by adding noise."
+        )
+
+
 def _warn_squared(values: np.ndarray) -> None:
     """Newton on c² halves c, so g falls by exactly 4 each step; on a regular constraint it falls ever faster."""
     early = values[:, 5:14]
@@ -134,6 +165,7 @@ def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
     if "alpha" not in settings:
         return
     step_size, alpha, beta = settings["step_size"], settings["alpha"], settings["beta"]
+    step_size = 1.0 if step_size is None else step_size  # an optimiser's own: the landing is then one Newton step
     eta = float(step_size(jnp.zeros((), jnp.int32))) if callable(step_size) else float(step_size)
     factor = (1.0 if alpha is None else alpha * eta) * np.abs(value) ** beta
     largest = float(np.max(factor))

@@ -22,7 +22,7 @@ from jax import Array, lax
 from ogradient._version import __version__
 from ogradient.checks import check_positions, check_start
 from ogradient.problem import Position, Problem
-from ogradient.samplers.base import SamplingAlgorithm, describe
+from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, plain_settings
 from ogradient.samplers.o_langevin import o_langevin
 from ogradient.status import ConstraintWarning, SamplingError, Status
 from ogradient.trace import Trace
@@ -51,8 +51,9 @@ def sample(
     Args:
         seed: an integer, or a typed key from `jax.random.key`.
         problem: what to sample.
-        initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it. Not needed to
-            resume, except to give back its structure to a loaded trace of custom containers.
+        initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it. For ensemble
+            samplers (og.o_svgd, og.svgd) the axes are (ensembles, particles, ...). Not needed to resume, except to give
+            back its structure to a loaded trace of custom containers.
         algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. None chooses
             O-Langevin with a step size found in a short trial; `trace.provenance["settings"]` has it.
         num_warmup: steps before the first draw; their draws are not kept (use 0 to keep everything).
@@ -64,7 +65,7 @@ def sample(
         throw: raise `SamplingError` (with the draws so far) when a chain meets non-finite numbers; False warns and goes on.
 
     Returns:
-        A `Trace` with arrays of axes (chain, draw, ...).
+        A `Trace` with arrays of axes (chain, draw, ...), or (ensemble, draw, particle, ...).
 
     >>> import jax, jax.numpy as jnp, ogradient as og
     >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)
@@ -86,10 +87,11 @@ def sample(
     if resume is None:
         if initial_positions is None:
             raise ValueError("initial_positions is missing: give starts with the chains as their first axis.")
-        positions = check_positions(problem, initial_positions)
+        ensemble = algorithm is not None and is_ensemble(algorithm.step)
+        positions = check_positions(problem, initial_positions, ensemble=ensemble)
         algorithm = _choose(problem, positions, key) if algorithm is None else algorithm
         _, settings = describe(algorithm)
-        check_start(problem, positions, settings, constrained="alpha" in settings)
+        check_start(problem, positions, settings, constrained="alpha" in settings, ensemble=ensemble)
         states, done = jax.vmap(algorithm.init)(positions), 0
     else:
         algorithm, states, num_warmup, done = _continue(resume, problem, initial_positions, algorithm, key, thinning)
@@ -118,10 +120,10 @@ class _Run:
         self.problem, self.algorithm, self.key = problem, algorithm, key
         self.warmup, self.thinning, self.done = warmup, thinning, done
         self.num_chains = jax.tree.leaves(states)[0].shape[0]
-        # XLA may round a batch of one differently from a larger one: a lone chain gets a silent companion.
-        self.states = (
-            states if self.num_chains > 1 else jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states)
-        )
+        # XLA may round a batch of one differently from a larger one: a lone chain gets a silent companion. An ensemble
+        # is a batch already.
+        lonely = self.num_chains == 1 and not is_ensemble(algorithm.step)
+        self.states = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states) if lonely else states
         self.rows: list[Any] = []
         self.counts = np.zeros((self.num_chains, len(Status)), np.int64)
 
@@ -175,7 +177,7 @@ class _Run:
 
     def _capacity(self, num_samples: int) -> int:
         row = jax.eval_shape(
-            lambda s: _observe(self.problem, *_step_all(self.algorithm.step, self.key, s, jnp.int32(0))), self.states
+            partial(_step_and_observe, self.problem, self.algorithm.step, self.key), self.states, jnp.int32(0)
         )
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
         return int(np.clip(CHUNK_BYTES // max(size, 1), 1, num_samples)) + 1  # one more for a row begun, not finished
@@ -193,10 +195,11 @@ class _Run:
         if not pieces:
             return None
         draws = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1) if len(leaves) > 1 else leaves[0], *pieces)
-        name, settings = describe(self.algorithm)
+        name, _ = describe(self.algorithm)
         provenance = {
             "algorithm": name,
-            "settings": {k: v if isinstance(v, str | int | float | None) else repr(v) for k, v in settings.items()},
+            "settings": plain_settings(self.algorithm),
+            "ensemble": is_ensemble(self.algorithm.step),
             "seed": int(seed) if isinstance(seed, int | np.integer) else None,
             "key": np.asarray(jax.random.key_data(self.key)).tolist(),
             "measure": self.problem.measure,
@@ -209,7 +212,7 @@ class _Run:
             "device": jax.devices()[0].device_kind,
         }
         state = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_chains], self.states)
-        return Trace(draws["position"], draws["stats"], counts, provenance, state)
+        return Trace(draws["position"], draws["stats"], counts, provenance, state, self.problem)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -234,43 +237,39 @@ def _run_chunk(
     def body(i: Array, carry: Any) -> Any:
         states, rows, counts = carry
         t = begin + i
-        states, info = _step_all(step, key, states, t)
         kept = (t >= warmup) & ((t + 1 - warmup) % thinning == 0)
-        row = _observe(problem, states, info, kept)
+        states, row, status = _step_and_observe(problem, step, key, states, t, kept)
         # Every step writes its row; the last step of a row wins, so nothing is branched on or stored twice.
         at = _rows_before(t, warmup, thinning) - first
         rows = jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
-        status = getattr(info, "status", None)
-        if status is not None:
-            counts = counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32)
-        return states, rows, counts
+        return states, rows, counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32)
 
-    row = jax.eval_shape(lambda s: _observe(problem, *_step_all(step, key, s, begin)), states)
+    _, row, _ = jax.eval_shape(partial(_step_and_observe, problem, step, key), states, begin)
     rows = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), row)
     counts = jnp.zeros((jax.tree.leaves(states)[0].shape[0], len(Status)), jnp.int32)
     return lax.fori_loop(0, steps, body, (states, rows, counts))
 
 
-def _step_all(step: Callable, key: Array, states: Any, t: Array) -> tuple[Any, Any]:
+def _step_and_observe(
+    problem: Problem, step: Callable, key: Array, states: Any, t: Array, kept: Array | bool = True
+) -> tuple[Any, dict[str, Any], Array]:
+    """One step of all chains: states, what a kept draw leaves in the trace, and statuses.
+
+    A draw leaves its position, its constraint values, and the info's other numbers per chain. Constraint values are
+    computed here, for kept draws only: the compiler then drops the info's own.
+    """
     chains = jnp.arange(jax.tree.leaves(states)[0].shape[0])
     keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.fold_in(key, c), t))(chains)
-    return jax.vmap(step)(keys, states)
-
-
-def _observe(problem: Problem, states: Any, info: Any, kept: Array | bool = True) -> dict[str, Any]:
-    """What a kept draw leaves in the trace: position, constraint values, and the info's other numbers per chain.
-
-    Constraint values are computed here, for kept draws only: the compiler then drops the info's own.
-    """
-    values = jax.vmap(problem.constraint_value)
+    states, info = jax.vmap(step)(keys, states)
+    constraint = {}
     if problem.constrained:
+        values = jax.vmap(jax.vmap(problem.constraint_value) if is_ensemble(step) else problem.constraint_value)
         zeros = lambda p: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, p))
         constraint = lax.cond(kept, values, zeros, states.position)
-    else:
-        constraint = {}
     fields = info._asdict() if hasattr(info, "_asdict") else {}
     numbers = {name: v for name, v in fields.items() if isinstance(v, jax.Array) and v.ndim == 1}
-    return {"position": states.position, "stats": constraint | numbers}
+    status = fields.get("status", jnp.zeros(chains.shape, jnp.int32))
+    return states, {"position": states.position, "stats": constraint | numbers}, status
 
 
 def _rows_before(step: Any, warmup: Any, thinning: Any) -> Any:
@@ -309,10 +308,8 @@ def _continue(
         if past["algorithm"] != "o_langevin":
             raise ValueError(f"resume continues a run of {past['algorithm']}; pass that algorithm again.")
         algorithm = o_langevin(problem, past["settings"]["step_size"])
-    name, settings = describe(algorithm)
-    now = {k: v if isinstance(v, str | int | float | None) else repr(v) for k, v in settings.items()}
-    differing = [k for k in now.keys() | past["settings"].keys() if now.get(k) != past["settings"].get(k)]
-    if name != past["algorithm"] or any(not callable(settings.get(k)) for k in differing):
+    name, now = describe(algorithm)[0], plain_settings(algorithm)
+    if name != past["algorithm"] or now != past["settings"]:
         raise ValueError(
             f"resume continues a run of {past['algorithm']} with {past['settings']}; the algorithm given is {name} with {now}."
         )
@@ -344,13 +341,10 @@ def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> 
             kept = "no draw was kept yet" if trace is None else "the draws so far are in the exception's .trace"
             raise SamplingError(f"{message} Stopped after step {run.done:,}; {kept}.", trace)
         warnings.warn(message, RuntimeWarning, stacklevel=3)
-    deficient = int(counts[:, Status.RANK_DEFICIENT].sum())
-    if deficient:
-        warnings.warn(
-            f"{deficient:,} of {run.done * run.num_chains:,} steps were RANK_DEFICIENT: {Status.RANK_DEFICIENT.remedy}.",
-            ConstraintWarning,
-            stacklevel=3,
-        )
+    for status in (Status.RANK_DEFICIENT, Status.COLLAPSED):
+        if count := int(counts[:, status].sum()):
+            message = f"{count:,} of {run.done * run.num_chains:,} steps were {status.name}: {status.remedy}."
+            warnings.warn(message, ConstraintWarning, stacklevel=3)
     if trace is None:
         raise SamplingError(f"interrupted after step {run.done:,} of the warm-up, before any draw was kept.")
     if interrupted:

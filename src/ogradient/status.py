@@ -20,6 +20,7 @@ class Status(IntEnum):
     RANK_DEFICIENT = 2
     SOLVER_DIVERGED = 3
     NOT_REVERSIBLE = 4
+    COLLAPSED = 5
 
     @property
     def remedy(self) -> str:
@@ -39,6 +40,10 @@ _REMEDY = {
         "vanishes on the set (a squared constraint g = c**2 does: pass c). Drop the redundant row"
     ),
     Status.SOLVER_DIVERGED: "the projection onto the constraint did not converge and the move was rejected; use a smaller step",
+    Status.COLLAPSED: (
+        "most particles coincide, so the median distance is 0 and they cannot repel each other. Start them apart, or give the "
+        "kernel a bandwidth: og.rbf(bandwidth=...)"
+    ),
     Status.NOT_REVERSIBLE: "the reverse move did not return to the start and the move was rejected; use a smaller step",
 }
 

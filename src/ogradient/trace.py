@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ogradient.problem import Position
+from ogradient.problem import Position, Problem
 from ogradient.status import Status
 
 if TYPE_CHECKING:
@@ -38,11 +38,21 @@ class Trace:
     status_counts: np.ndarray
     provenance: dict[str, Any]
     state: Any  # of all chains, after the last step: what `resume` continues from
+    problem: Problem | None = None  # what was sampled; a loaded trace has None, since functions are not saved
 
     @property
     def variables(self) -> dict[str, np.ndarray]:
         """Every variable by name, each with axes (chain, draw, ...)."""
         return dict(zip(leaf_names(self.position), jax.tree.leaves(self.position), strict=True))
+
+    @property
+    def ensemble(self) -> bool:
+        """Whether the draws are whole ensembles, with axes (ensemble, draw, particle, ...)."""
+        return bool(self.provenance.get("ensemble"))
+
+    @property
+    def _sample_axes(self) -> int:
+        return 3 if self.ensemble else 2
 
     @property
     def num_chains(self) -> int:
@@ -56,8 +66,8 @@ class Trace:
 
     @property
     def pooled(self) -> Position:
-        """The position with the draws of all chains along one axis: (chain · draw, ...)."""
-        return jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), self.position)
+        """The position with all draws along one axis: (chain · draw [· particle], ...)."""
+        return jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[self._sample_axes :])), self.position)
 
     def __getitem__(self, name: str) -> np.ndarray:
         variables = self.variables
@@ -66,11 +76,14 @@ class Trace:
         return variables[name]
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name}{list(value.shape[2:])}" for name, value in self.variables.items())
+        axes = self._sample_axes
+        shapes = ", ".join(f"{name}{list(value.shape[axes:])}" for name, value in self.variables.items())
+        particles = jax.tree.leaves(self.position)[0].shape[2] if self.ensemble else 0
+        who = f"{self.num_chains} ensembles of {particles} particles" if self.ensemble else f"{self.num_chains} chains"
         largest = "".join(f", max |{kind}| {value:.2g}" for kind, value in self._largest_violations().items())
         bad = ", ".join(f"{Status(code).name} {count:,}" for code, count in self.problems().items())
         return (
-            f"<Trace of {self.provenance['algorithm']}: {self.num_chains} chains × {self.num_draws} draws of {shapes}"
+            f"<Trace of {self.provenance['algorithm']}: {who} × {self.num_draws} draws of {shapes}"
             f"{largest}; {bad or 'every step OK'}>"
         )
 
@@ -84,6 +97,9 @@ class Trace:
     ) -> pd.DataFrame:
         """Mean, sd, Monte Carlo error, effective sample size and R-hat (ArviZ's) per scalar, then |g| per constraint.
 
+        Of particles only the last kept draw is described, without effective sample size and R-hat: those ask how far the
+        states of a Markov chain depend on each other in time, and interacting particles are no such chain.
+
         Args:
             var_names: the variables to show; None for all.
             digits: significant ones to keep, so that the table reads well; None for all.
@@ -94,17 +110,19 @@ class Trace:
         rows: dict[str, dict[str, float]] = {}
         for name in self.variables if var_names is None else var_names:
             value = self[name]
-            for index in np.ndindex(value.shape[2:]):
+            for index in np.ndindex(value.shape[self._sample_axes :]):
                 if len(rows) == limit:
                     warnings.warn(
                         f"summary shows the first {limit} scalars; choose var_names or raise limit.", stacklevel=2
                     )
                     break
                 label = name + (f"[{', '.join(map(str, index))}]" if index else "")
-                rows[label] = _describe(np.asarray(value[(slice(None), slice(None), *index)], np.float64))
+                scalar = (value[:, -1] if self.ensemble else value)[(slice(None), slice(None), *index)]
+                rows[label] = _describe(np.asarray(scalar, np.float64), markov=not self.ensemble)
         for kind in ("equality", "inequality"):
             if kind in self.sample_stats:
-                violation = _violation(kind, self.sample_stats[kind])
+                values = self.sample_stats[kind]
+                violation = _violation(kind, values[:, -1] if self.ensemble else values)
                 for k in range(violation.shape[-1]):
                     v = violation[..., k]
                     label = f"|{kind}[{k}]|" if kind == "equality" else f"{kind}[{k}]₊"
@@ -118,11 +136,11 @@ class Trace:
         return {kind: float(_violation(kind, self.sample_stats[kind]).max()) for kind in kinds}
 
     def apply(self, fn: Callable[[Position], Any], *, batch_size: int = 1024) -> Any:
-        """A function of one position over all draws: arrays with axes (chain, draw, ...).
+        """A function of one position over all draws: arrays with axes (chain, draw[, particle], ...).
 
         Compiled, and mapped in batches so that predictions on many draws fit in memory.
         """
-        shape = (self.num_chains, self.num_draws)
+        shape = jax.tree.leaves(self.position)[0].shape[: self._sample_axes]
         values = jax.jit(lambda draws: jax.lax.map(fn, draws, batch_size=batch_size))(self.pooled)
         return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[1:]), values)
 
@@ -130,7 +148,11 @@ class Trace:
         """An `xarray.DataTree` in ArviZ's schema: groups posterior and sample_stats, provenance in the attributes."""
         from arviz_base import from_dict
 
-        tree = from_dict({"posterior": self.variables, "sample_stats": self.sample_stats})
+        dims = {}
+        if self.ensemble:
+            arrays = self.variables | {k: v for k, v in self.sample_stats.items() if k in ("equality", "inequality")}
+            dims = {k: ["particle", *(f"{k}_dim_{i}" for i in range(v.ndim - 3))] for k, v in arrays.items()}
+        tree = from_dict({"posterior": self.variables, "sample_stats": self.sample_stats}, dims=dims)
         tree.attrs.update({key: _plain(value) for key, value in self.provenance.items()})
         return tree
 
@@ -200,12 +222,12 @@ def leaf_names(tree: Position) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
 
 
-def _describe(draws: np.ndarray) -> dict[str, float]:
+def _describe(draws: np.ndarray, *, markov: bool) -> dict[str, float]:
     from arviz_stats.base import array_stats
 
     axes = {"chain_axis": 0, "draw_axis": 1}
     row = {"mean": draws.mean(), "sd": draws.std(ddof=1) if draws.size > 1 else np.nan}
-    if draws.shape[1] >= 4:  # ArviZ splits chains in halves
+    if markov and draws.shape[1] >= 4:  # ArviZ splits chains in halves
         row |= {
             "mcse": array_stats.mcse(draws, **axes, method="mean"),
             "ess_bulk": array_stats.ess(draws, **axes, method="bulk"),

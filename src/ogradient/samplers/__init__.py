@@ -3,7 +3,9 @@
 from ogradient.samplers.base import SamplingAlgorithm, Schedule
 from ogradient.samplers.langevin import langevin
 from ogradient.samplers.o_langevin import o_langevin
+from ogradient.samplers.o_svgd import o_svgd
+from ogradient.samplers.svgd import svgd
 
-SAMPLERS = {"o_langevin": o_langevin, "langevin": langevin}
+SAMPLERS = {"o_langevin": o_langevin, "o_svgd": o_svgd, "langevin": langevin, "svgd": svgd}
 
-__all__ = ["SAMPLERS", "SamplingAlgorithm", "Schedule", "langevin", "o_langevin"]
+__all__ = ["SAMPLERS", "SamplingAlgorithm", "Schedule", "langevin", "o_langevin", "o_svgd", "svgd"]

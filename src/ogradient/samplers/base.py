@@ -11,6 +11,7 @@ from jax import Array
 
 from ogradient.problem import Position
 from ogradient.status import Status
+from ogradient.stein import RKHSKernel
 
 Schedule = Callable[[Array], Any]  # iteration -> step size; every optax schedule is one
 
@@ -45,7 +46,9 @@ def init(position: Position) -> ChainState:
     return ChainState(position, jnp.zeros((), jnp.int32))
 
 
-def make_algorithm(name: str, init: Callable, step: Callable, **settings: Any) -> SamplingAlgorithm:
+def make_algorithm(
+    name: str, init: Callable, step: Callable, *, ensemble: bool = False, **settings: Any
+) -> SamplingAlgorithm:
     """Bundle a sampler, with its name and settings on the step function for the trace's provenance."""
 
     def named_init(position: Any, rng_key: Array | None = None) -> Any:
@@ -54,12 +57,26 @@ def make_algorithm(name: str, init: Callable, step: Callable, **settings: Any) -
 
     step.__name__ = name
     step.settings = settings  # type: ignore[attr-defined]
+    step.ensemble = ensemble  # type: ignore[attr-defined]
     return SamplingAlgorithm(named_init, step)
 
 
 def describe(algorithm: Any) -> tuple[str, dict[str, Any]]:
     """Name and settings of an algorithm; a foreign one has the name of its step function and no settings."""
     return getattr(algorithm.step, "__name__", "unknown"), dict(getattr(algorithm.step, "settings", {}))
+
+
+def plain_settings(algorithm: Any) -> dict[str, Any]:
+    """The settings as they are written into a trace: numbers and words as they are, kernels by name, functions by kind."""
+    plain = lambda v: (
+        v if isinstance(v, str | int | float | None) else repr(v) if isinstance(v, RKHSKernel) else type(v).__name__
+    )
+    return {key: plain(value) for key, value in describe(algorithm)[1].items()}
+
+
+def is_ensemble(step: Callable) -> bool:
+    """Whether the position that a step moves is a whole ensemble, with the particles as its first axis."""
+    return bool(getattr(step, "ensemble", False))
 
 
 def as_schedule(step_size: float | Schedule) -> Schedule:

@@ -1,0 +1,223 @@
+"""Stein variational gradient descent without a constraint: what O-SVGD is compared with.
+
+x_i ← x_i + η v(x_i),   v(x_i) = (1/n) Σ_j [k(x_i, x_j) s_j + ∇_{x_j} k(x_i, x_j)],   s = ∇log π     (paper, section 3)
+
+One gradient of log π per particle, and three n×n×d matrix products. Deterministic: the key is ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ogradient.problem import Position, Problem
+from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, make_algorithm
+from ogradient.status import Status
+from ogradient.stein import RKHSKernel, median_bandwidth, rbf, squared_distances
+
+
+class ParticleState(NamedTuple):
+    """All particles, the bandwidth in use, the optimiser's own state, and the number of steps made."""
+
+    position: Position
+    iteration: Array
+    bandwidth: Array
+    optimizer_state: Any
+
+
+class ParticleInfo(NamedTuple):
+    """Constraint values of every particle (n, m), how the step ended, and the kernel's bandwidth."""
+
+    constraint_value: dict[str, Array]
+    status: Array
+    bandwidth: Array
+
+
+def build_init(problem: Problem, optimizer: Any = None) -> Callable[[Position], ParticleState]:
+    """`init(position)` for a position with the particles as its first axis."""
+
+    def init(position: Position) -> ParticleState:
+        x, _ = flatten_particles(problem, position)
+        state = None if optimizer is None else optimizer.init(x)
+        return ParticleState(position, jnp.zeros((), jnp.int32), jnp.zeros((), x.dtype), state)
+
+    return init
+
+
+def flatten_particles(problem: Problem, position: Position) -> tuple[Array, Callable[[Array], Position]]:
+    """Particles as one (n, d) array, and the way back."""
+    first = jax.tree.map(lambda leaf: leaf[0], position)
+    unravel = problem.flatten(first)[3]
+    return jax.vmap(lambda p: problem.flatten(p)[0])(position), jax.vmap(unravel)
+
+
+def over_particles(function: Callable, arguments: Any, block_size: int | None) -> Any:
+    """Map over particles: all at once, or in blocks so that memory is O(n · block)."""
+    return jax.vmap(function)(arguments) if block_size is None else lax.map(function, arguments, batch_size=block_size)
+
+
+def next_bandwidth(kernel: RKHSKernel, x: Array, state: ParticleState) -> tuple[Array, Array]:
+    """The bandwidth of this step, and whether the particles have collapsed so that the median gives none."""
+    if kernel.bandwidth is not None:
+        return jnp.asarray(kernel.bandwidth, x.dtype), jnp.zeros((), bool)
+    if x.shape[0] < 2:
+        raise ValueError("the median bandwidth needs at least two particles; give a number: og.rbf(bandwidth=1.0).")
+    if kernel.every == 1:
+        median = median_bandwidth(x)
+    else:
+        due = state.iteration % kernel.every == 0
+        median = lax.cond(due, median_bandwidth, lambda _: state.bandwidth, x)
+    collapsed = ~(median > 0)
+    # Coinciding particles exert no force on each other whatever the bandwidth is; the status tells the user.
+    return jnp.where(collapsed, jnp.ones_like(median), median), collapsed
+
+
+def mean_field(
+    kernel: RKHSKernel, h: Array, x: Array, drive: Array, normals: Array | None, block_size: int | None
+) -> Array:
+    """(1/n) Σ_j [k(x_i, x_j) a_j + D_j ∇_{x_j}k(x_i, x_j)] for every i, as matrix products.
+
+    `drive` is a (n, d); `normals` are Q (n, m, d) with D_j = I − Q_jᵀQ_j, or None where D = I. With w = −2κ' ≥ 0,
+    Σ_j D_j∇k = x_i Σ_j w_ij − Σ_j w_ij x_j − Σ_j w_ij Q_jᵀ Q_j(x_i − x_j), all O(n²md) and no d×d matrix.
+    """
+    n, d = x.shape
+    check_memory(n, 0 if normals is None else normals.shape[1], x.dtype.itemsize, block_size)
+    x = x - jnp.mean(x, axis=0, keepdims=True)  # differences are all that counts, and they round better near 0
+    if normals is None:
+        normals = jnp.zeros((n, 0, d), x.dtype)  # m = 0: the products below vanish
+    offsets = jnp.einsum("jmd,jd->jm", normals, x)
+
+    def row(point: Array) -> Array:
+        k = kernel.profile(squared_distances(point, x), h)
+        weight = -2 * k.first
+        across = jnp.einsum("jmd,d->jm", normals, point) - offsets  # Q_j (x_i − x_j)
+        leak = (weight[:, None] * across).reshape(-1) @ normals.reshape(-1, d)
+        return (k.value @ drive + jnp.sum(weight) * point - weight @ x - leak) / n
+
+    return over_particles(row, x, block_size)
+
+
+def check_memory(n: int, m: int, itemsize: int, block_size: int | None) -> None:
+    """Refuse, before anything is allocated, an interaction matrix that cannot fit; say which block size would."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = jax.devices()[0].memory_stats() or {}
+    budget = limits.get("bytes_limit", available) // 2
+    per_row = n * itemsize * (4 + 2 * m)  # distances, kernel, weights and products with the normals
+    rows = n if block_size is None else min(block_size, n)
+    if rows * per_row > budget:
+        fitting = max(1, 2 ** int(math.log2(max(budget // (4 * per_row), 1))))
+        raise ValueError(
+            f"{n:,} particles with {'no blocks' if block_size is None else f'block_size={block_size}'} need about "
+            f"{rows * per_row / 2**30:.0f} GiB for their interactions; use block_size={fitting}."
+        )
+
+
+def check_block_size(block_size: int | None) -> None:
+    """Refuse a block size that is not a positive whole number."""
+    if block_size is not None and (not isinstance(block_size, int) or block_size < 1):
+        raise ValueError(f"block_size must be a positive whole number, or None; got {block_size!r}.")
+
+
+def tangent_update(
+    velocity: Array, x: Array, eta: Array | None, optimizer: Any, state: ParticleState
+) -> tuple[Array, Any]:
+    """η v, or what an optax optimiser makes of the gradient −v."""
+    if optimizer is None:
+        assert eta is not None
+        return eta * velocity, None
+    return optimizer.update(-velocity, state.optimizer_state, x)
+
+
+def settle(
+    problem: Problem,
+    proposal: Array,
+    state: ParticleState,
+    unravel: Callable,
+    h: Array,
+    optimizer_state: Any,
+    status: Array,
+) -> tuple[ParticleState, ParticleInfo]:
+    """The new state, unless any number of it is not finite: one particle reaches all others, so then all stay."""
+    finite = jnp.all(jnp.isfinite(proposal))
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+    position = keep(unravel(proposal), state.position)
+    status = jnp.where(finite, status, jnp.int32(Status.NON_FINITE))
+    new = ParticleState(
+        position, state.iteration + 1, keep(h, state.bandwidth), keep(optimizer_state, state.optimizer_state)
+    )
+    return new, ParticleInfo(jax.vmap(problem.constraint_value)(position), status, h)
+
+
+def build_kernel(
+    problem: Problem,
+    step_size: float | Schedule | None,
+    *,
+    optimizer: Any = None,
+    rkhs_kernel: RKHSKernel | None = None,
+    block_size: int | None = None,
+) -> Callable:
+    """The transition `(rng_key, state) -> (state, info)` of an ensemble."""
+    schedule = particle_schedule(step_size, optimizer)
+    check_block_size(block_size)
+    kernel = rbf() if rkhs_kernel is None else rkhs_kernel
+
+    def step(rng_key: Array, state: ParticleState) -> tuple[ParticleState, ParticleInfo]:
+        del rng_key
+        x, unravel = flatten_particles(problem, state.position)
+        eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
+        h, collapsed = next_bandwidth(kernel, x, state)
+        logdensity = problem.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[1]
+        scores = over_particles(jax.grad(logdensity), x, block_size)
+        velocity = mean_field(kernel, h, x, scores, None, block_size)
+        update, optimizer_state = tangent_update(velocity, x, eta, optimizer, state)
+        status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
+        return settle(problem, x + update, state, unravel, h, optimizer_state, status)
+
+    return step
+
+
+def particle_schedule(step_size: float | Schedule | None, optimizer: Any) -> Schedule | None:
+    """The step-size schedule; None is allowed where an optimiser brings its own."""
+    if step_size is None:
+        if optimizer is None:
+            raise ValueError("step_size is missing: give a number or a schedule, or an optax optimizer.")
+        return None
+    return as_schedule(step_size)
+
+
+def svgd(
+    problem: Problem,
+    step_size: float | Schedule | None = None,
+    *,
+    optimizer: Any = None,
+    rkhs_kernel: RKHSKernel | None = None,
+    block_size: int | None = None,
+) -> SamplingAlgorithm:
+    """Stein variational gradient descent, blind to the constraint: an ensemble sampler.
+
+    Args:
+        problem: what to sample; its constraint is reported in the info and otherwise ignored.
+        step_size: η, a number or an optax schedule of the iteration. Not needed with an optimiser.
+        optimizer: an optax optimiser, which is given −v as gradient and whose updates replace η v.
+        rkhs_kernel: `og.rbf()` (default) or `og.imq()`, with their bandwidth.
+        block_size: particles whose interactions are in memory together; None is all. Never changes the result but for
+            rounding.
+
+    >>> import jax, jax.numpy as jnp, ogradient as og
+    >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2))
+    >>> algorithm = og.svgd(problem, 0.1)
+    >>> state, info = algorithm.step(None, algorithm.init(jax.random.normal(jax.random.key(0), (20, 2))))
+    >>> state.position.shape, int(info.status)
+    ((20, 2), 0)
+    """
+    settings: dict[str, Any] = {"optimizer": optimizer, "rkhs_kernel": rkhs_kernel or rbf(), "block_size": block_size}
+    kernel = build_kernel(problem, step_size, **settings)
+    return make_algorithm(
+        "svgd", build_init(problem, optimizer), kernel, ensemble=True, step_size=step_size, **settings
+    )
