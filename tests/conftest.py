@@ -11,6 +11,13 @@ settings.load_profile("gate")
 
 
 @pytest.fixture
+def lenient_promotion():
+    """For other people's code, which mixes dtypes and ranks itself: our strictness is not theirs."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture
 def x64():
     jax.config.update("jax_enable_x64", True)
     yield

@@ -16,7 +16,14 @@ if jaxlib.version.__version__ == "0.10.2":
 
 from ogradient import geometry
 from ogradient._version import __version__
-from ogradient.diagnostics import constraint_violation, energy_distance
+from ogradient.diagnose import diagnose
+from ogradient.diagnostics import (
+    constraint_violation,
+    energy_distance,
+    orthogonal_fisher,
+    orthogonal_ksd,
+    sliced_wasserstein,
+)
 from ogradient.problem import Problem
 from ogradient.runner import sample
 from ogradient.samplers import SAMPLERS, SamplingAlgorithm, langevin, o_langevin, o_svgd, svgd
@@ -34,6 +41,7 @@ __all__ = [
     "Trace",
     "__version__",
     "constraint_violation",
+    "diagnose",
     "energy_distance",
     "geometry",
     "imq",
@@ -41,9 +49,12 @@ __all__ = [
     "load",
     "o_langevin",
     "o_svgd",
+    "orthogonal_fisher",
+    "orthogonal_ksd",
     "problems",
     "rbf",
     "sample",
+    "sliced_wasserstein",
     "svgd",
 ]
 

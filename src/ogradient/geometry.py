@@ -186,6 +186,28 @@ def correction_parts(
     return -half_log_det_gradient(constraint, x, frame), -trace
 
 
+def stein_drift(
+    logdensity: Callable[[Array], Array],
+    constraint: ConstraintFn,
+    x: Array,
+    *,
+    measure: str = "conditional",
+    method: Correction = "auto",
+    num_probes: int = 1,
+    key: Array | None = None,
+) -> tuple[Frame, Array]:
+    """The frame at x, and a = D∇log π + r (Hausdorff: its normal half of r only), with one projection for all of it.
+
+    a is the drift of O-Langevin along the set, what drives the particles of O-SVGD, and the vector of the Stein identity
+    E[a·φ + tr(D∇φ)] = 0.
+    """
+    frame = frame_at(constraint, x)
+    tangential, normal = correction_parts(
+        constraint, x, frame, measure=measure, method=method, num_probes=num_probes, key=key
+    )
+    return frame, steer(frame, jax.grad(logdensity)(x) + tangential, normal)
+
+
 def resolve_correction(method: Correction, dim: int) -> Correction:
     """Turn "auto" into "exact" or "hutchinson" by the dimension; refuse unknown names."""
     if method not in get_args(Correction):

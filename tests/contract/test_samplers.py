@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import ogradient as og
+from ogradient.samplers.base import is_ensemble
 
-STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01}
+STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01, "o_svgd": 0.05, "svgd": 0.05}
+ENSEMBLES = {"o_svgd", "svgd"}
 CURVE = og.problems.cubic().problem
 TREE = og.Problem(
     lambda p: -0.5 * (jnp.sum(p["w"] ** 2) + p["b"] ** 2),
@@ -21,13 +23,23 @@ everyone = pytest.mark.parametrize("name", og.SAMPLERS)
 everywhere = pytest.mark.parametrize("where", POSITIONS)
 
 
+def particles_of(position, n=5):
+    return jax.tree.map(lambda leaf: jnp.stack([leaf + 0.1 * i for i in range(n)]), position)
+
+
 def build(name, where="array"):
     problem, position = POSITIONS[where]
+    position = particles_of(position) if name in ENSEMBLES else position
     return problem, position, og.SAMPLERS[name](problem, STEP_SIZE[name])
+
+
+def constraint_of(problem, name, position):
+    return (jax.vmap(problem.constraint_value) if name in ENSEMBLES else problem.constraint_value)(position)
 
 
 def test_the_table_is_covered():
     assert set(STEP_SIZE) == set(og.SAMPLERS)
+    assert {name for name in og.SAMPLERS if is_ensemble(build(name)[2].step)} == ENSEMBLES
     assert all(getattr(og, name) is function for name, function in og.SAMPLERS.items())
 
 
@@ -43,7 +55,7 @@ def test_init_and_step(name, where):
     same = lambda a, b: (jnp.shape(a), jnp.result_type(a)) == (jnp.shape(b), jnp.result_type(b))
     assert all(jax.tree.leaves(jax.tree.map(same, new, state)))
     assert int(info.status) == og.Status.OK
-    expected = problem.constraint_value(new.position)
+    expected = constraint_of(problem, name, new.position)
     assert set(info.constraint_value) == set(expected) == {"equality"}
     np.testing.assert_allclose(info.constraint_value["equality"], expected["equality"], atol=1e-6)
     moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), new.position, position)
@@ -70,9 +82,11 @@ def test_steps_compose_with_jit_vmap_and_scan(name, where):
 def test_a_non_finite_proposal_never_overwrites_the_state(name):
     problem = og.Problem(lambda x: jnp.where(x[0] > 0, jnp.nan, 0.0) * x[0], equality=lambda x: x[1])
     algorithm = og.SAMPLERS[name](problem, STEP_SIZE[name])
-    state, info = algorithm.step(jax.random.key(0), algorithm.init(jnp.array([1.0, 0.5])))
+    start = jnp.array([1.0, 0.5])
+    start = particles_of(start) if name in ENSEMBLES else start
+    state, info = algorithm.step(jax.random.key(0), algorithm.init(start))
     assert int(info.status) == og.Status.NON_FINITE
-    np.testing.assert_array_equal(state.position, [1.0, 0.5])
+    np.testing.assert_array_equal(state.position, start)
 
 
 @everyone

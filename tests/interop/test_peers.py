@@ -14,24 +14,18 @@ KNOWN = og.problems.cubic()
 STARTS = KNOWN.start_off(jax.random.key(0), 4)
 
 
-@pytest.fixture
-def lenient_promotion():
-    """BlackJAX and ArviZ mix dtypes themselves; our strictness is not theirs."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 @pytest.mark.usefixtures("lenient_promotion")
-@pytest.mark.parametrize("name", ["o_langevin", "langevin"])
+@pytest.mark.parametrize("name", og.SAMPLERS)
 def test_blackjax_drives_our_samplers(name):
     algorithm = og.SAMPLERS[name](KNOWN.problem, 0.01)
+    start = STARTS if name.endswith("svgd") else STARTS[0]
     final, (states, infos) = run_inference_algorithm(
-        rng_key=jax.random.key(0), inference_algorithm=algorithm, num_steps=50, initial_position=STARTS[0]
+        rng_key=jax.random.key(0), inference_algorithm=algorithm, num_steps=50, initial_position=start
     )
-    assert states.position.shape == (50, 2)
-    assert infos.constraint_value["equality"].shape == (50, 1)
+    assert states.position.shape == (50, *start.shape)
+    assert infos.constraint_value["equality"].shape == (50, *start.shape[:-1], 1)
     np.testing.assert_array_equal(final.position, states.position[-1])
-    if name == "o_langevin":
+    if name.startswith("o_"):
         assert np.abs(infos.constraint_value["equality"][20:]).mean() < 0.02
 
 

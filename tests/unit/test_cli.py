@@ -13,11 +13,11 @@ from ogradient.problems import PROBLEMS
 FILES = {"config.json", "metrics.json", "figure.png", "report.html"}
 
 
-def invoke(*arguments):
-    import jax
+pytestmark = pytest.mark.usefixtures("lenient_promotion")
 
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
 
 
 def test_list_shows_every_table():

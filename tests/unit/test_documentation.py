@@ -6,7 +6,6 @@ import pkgutil
 import re
 from pathlib import Path
 
-import jax
 import pytest
 
 import ogradient
@@ -16,10 +15,7 @@ MODULES = ["ogradient"] + [m.name for m in pkgutil.walk_packages(ogradient.__pat
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
-@pytest.fixture(autouse=True)
-def as_a_user_would():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("lenient_promotion")  # as a user would run them
 
 
 @pytest.mark.parametrize("name", MODULES)

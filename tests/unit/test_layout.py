@@ -13,10 +13,10 @@ PACKAGE = Path(ogradient.__file__).parent
 ORDER = [
     {"_version", "status"},
     {"problem"},
-    {"geometry"},
+    {"geometry", "stein"},
     {"samplers", "diagnostics"},
     {"trace", "tuning", "checks"},
-    {"runner"},
+    {"runner", "diagnose"},
     {"plots", "problems"},
     {"experiments"},
     {"cli"},

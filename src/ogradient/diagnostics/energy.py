@@ -41,14 +41,14 @@ def energy_distance_to(reference: Any, *, unbiased: bool = False) -> Callable[[A
     >>> distance(np.zeros((4, 2))), distance(np.array([[3.0, 4.0]]))
     (10.0, 0.0)
     """
-    w = _as_draws("second", reference)
+    w = as_draws("second", reference)
     pairs = lambda n: n * (n - 1) if unbiased else n * n
     if unbiased and len(w) < 2:
         raise ValueError("unbiased=True needs at least two draws of each law.")
     within_w = _total_distance(w, w) / pairs(len(w))
 
     def distance(draws: Any) -> float:
-        z = _as_draws("first", draws)
+        z = as_draws("first", draws)
         if z.shape[1] != w.shape[1]:
             raise ValueError(f"the two samples must have the same dimension; got {z.shape[1]} and {w.shape[1]}.")
         if unbiased and len(z) < 2:
@@ -58,7 +58,8 @@ def energy_distance_to(reference: Any, *, unbiased: bool = False) -> Callable[[A
     return distance
 
 
-def _as_draws(name: str, value: Any) -> np.ndarray:
+def as_draws(name: str, value: Any) -> np.ndarray:
+    """Draws as an array (n, d) of the default precision; refuses what is empty, not finite or of another shape."""
     draws = np.asarray(value)
     draws = draws[:, None] if draws.ndim == 1 else draws
     if draws.ndim != 2 or draws.size == 0:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ogradient.geometry import Correction, Frame, correction_parts, frame_at, resolve_correction, steer
+from ogradient.geometry import Correction, Frame, resolve_correction, steer, stein_drift
 from ogradient.problem import Problem
 from ogradient.samplers.base import SamplingAlgorithm, Schedule, make_algorithm
 from ogradient.samplers.o_langevin import check_o_sampler, pull
@@ -99,11 +99,9 @@ def particle_geometry(
 
     def one(argument: tuple[Array, Array | None]) -> tuple[Frame, Array]:
         point, probe_key = argument
-        frame = frame_at(constraint, point)
-        tangential, normal = correction_parts(
-            constraint, point, frame, measure=problem.measure, method=method, num_probes=num_probes, key=probe_key
+        return stein_drift(
+            logdensity, constraint, point, measure=problem.measure, method=method, num_probes=num_probes, key=probe_key
         )
-        return frame, steer(frame, jax.grad(logdensity)(point) + tangential, normal)
 
     keys = None
     if method == "hutchinson":

@@ -1,0 +1,181 @@
+"""A trace in, a verdict in words out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ogradient.diagnostics import orthogonal_ksd
+from ogradient.geometry import frame_at, landing
+from ogradient.problem import Position, Problem
+from ogradient.status import Status
+from ogradient.trace import Trace
+
+Level = Literal["fine", "doubtful", "bad", "unknown"]
+
+RHAT_LIMIT = 1.01
+ESS_LIMIT = 400
+KSD_DRAWS = 1000
+KSD_LEVEL = 0.01
+
+
+class Finding(NamedTuple):
+    """One thing looked at: what, how it stands, and a sentence with the numbers."""
+
+    subject: str
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All findings; print it. `ok` is True when none is bad or doubtful."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found wanting."""
+        return all(finding.level in ("fine", "unknown") for finding in self.findings)
+
+    def __getitem__(self, subject: str) -> Finding:
+        return next(finding for finding in self.findings if finding.subject == subject)
+
+    def __str__(self) -> str:
+        head = (
+            "Nothing speaks against these draws." if self.ok else "Do not rely on these draws before looking into this:"
+        )
+        return "\n".join([head, *(f"  {f.level:8s}  {f.subject}: {f.text}" for f in self.findings)])
+
+    __repr__ = __str__
+
+
+def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
+    """Say in words what is fine with a trace and what is not: statuses, constraint, R-hat and ESS, law along the set.
+
+    Args:
+        trace: of chains or of particles.
+        problem: what was sampled; needed for a loaded trace, which no longer has its functions.
+
+    >>> import jax, ogradient as og
+    >>> known = og.problems.ellipse()
+    >>> starts = known.start_off(jax.random.key(0), 32)
+    >>> algorithm = og.o_langevin(known.problem, 0.02)
+    >>> trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_samples=4000, thinning=10)
+    >>> print(og.diagnose(trace)["status"].text)
+    all 1,312,000 steps went well.
+    """
+    problem = trace.problem if problem is None else problem
+    findings = [_status(trace), _constraint(trace, problem)]
+    rhat, ess = _mixing(trace)
+    findings += [rhat, ess, _law(trace, problem)]
+    return Diagnosis(tuple(findings))
+
+
+def _status(trace: Trace) -> Finding:
+    total, problems = int(trace.status_counts.sum()), trace.problems()
+    if not problems:
+        return Finding("status", "fine", f"all {total:,} steps went well.")
+    text = "; ".join(
+        f"{count:,} of {total:,} {Status(code).name}: {Status(code).remedy}" for code, count in problems.items()
+    )
+    return Finding("status", "bad" if Status.NON_FINITE in problems else "doubtful", text + ".")
+
+
+def _last(trace: Trace) -> Position:
+    """The draws that count: all of a chain's, the last ensemble of particles; with one leading axis."""
+    if not trace.ensemble:
+        return trace.pooled
+    return jax.tree.map(lambda leaf: leaf[:, -1].reshape((-1, *leaf.shape[3:])), trace.position)
+
+
+def _constraint(trace: Trace, problem: Problem | None) -> Finding:
+    if "equality" not in trace.sample_stats:
+        return Finding("constraint", "unknown", "the problem has no equality constraint.")
+    values = trace.sample_stats["equality"]
+    values = np.abs(values[:, -1] if trace.ensemble else values)
+    numbers = f"mean |g| {values.mean():.2g}, max |g| {values.max():.2g}"
+    if problem is None:
+        return Finding(
+            "constraint", "unknown", f"{numbers}; pass the problem to have that put into units of the draws."
+        )
+    draws = _subsample(_last(trace), KSD_DRAWS)
+
+    def distance(position: Position) -> tuple[jax.Array, jax.Array]:
+        x, _, constraint, _ = problem.flatten(position)
+        return x, jnp.linalg.norm(landing(frame_at(constraint, x), alpha=1.0))
+
+    x, off = (np.asarray(part, np.float64) for part in jax.jit(jax.vmap(distance))(draws))
+    spread = np.sqrt(x.var(axis=0).sum())
+    share = float(np.quantile(off, 0.9) / spread) if spread > 0 else np.inf
+    level: Level = "fine" if share < 0.05 else "doubtful" if share < 0.25 else "bad"
+    advice = "" if level == "fine" else " Use a smaller step size, or a larger alpha."
+    return Finding(
+        "constraint",
+        level,
+        f"{numbers}; nine in ten draws are within {100 * share:.2g} % of their spread from the set.{advice}",
+    )
+
+
+def _mixing(trace: Trace) -> tuple[Finding, Finding]:
+    if trace.ensemble:
+        reason = (
+            "not given for particles: they are one interacting ensemble moved by a deterministic flow, not a Markov chain, so "
+            "there is no autocorrelation to judge. Compare independent ensembles, and look at the law below."
+        )
+        return Finding("R-hat", "unknown", reason), Finding("ESS", "unknown", reason)
+    table = trace.summary(digits=None)
+    if "r_hat" not in table or not np.isfinite(table["r_hat"]).any():
+        few = f"needs at least four draws per chain that move; there are {trace.num_draws}."
+        return Finding("R-hat", "doubtful", few), Finding("ESS", "doubtful", few)
+    rhat, ess = float(table["r_hat"].max()), float(table["ess_bulk"].min())
+    mixed, many = rhat < RHAT_LIMIT, ess > ESS_LIMIT
+    return (
+        Finding(
+            "R-hat",
+            "fine" if mixed else "bad" if rhat > 1.1 else "doubtful",
+            f"largest {rhat:.3f} (of {table['r_hat'].idxmax()})"
+            + ("." if mixed else "; the chains disagree: run longer."),
+        ),
+        Finding(
+            "ESS",
+            "fine" if many else "doubtful",
+            f"smallest {ess:,.0f} (of {table['ess_bulk'].idxmin()})"
+            + ("." if many else f"; below {ESS_LIMIT}: run longer."),
+        ),
+    )
+
+
+def _law(trace: Trace, problem: Problem | None) -> Finding:
+    subject = "law along the set"
+    if problem is None:
+        return Finding(subject, "unknown", "pass the problem to have it tested.")
+    if problem.equality is None or problem.inequality is not None:
+        return Finding(subject, "unknown", "the Stein test is for problems with equality constraints only.")
+    draws = _last(trace)
+    n = jax.tree.leaves(draws)[0].shape[0]
+    if not trace.ensemble:
+        # The test is for independent draws: as many as there are effective ones, evenly spaced.
+        table = trace.summary(digits=None)
+        effective = table["ess_bulk"].min() if "ess_bulk" in table else 0.0
+        n = int(min(n, effective if np.isfinite(effective) else 0))
+    if n < 50:
+        return Finding(subject, "unknown", f"only {n} independent draws; the Stein test needs at least 50.")
+    result = orthogonal_ksd(problem, _subsample(draws, min(n, KSD_DRAWS)))
+    numbers = f"KSD⊥² {result.value:.2g} ± {result.standard_error:.2g} under the right law, p = {result.p_value:.2g}"
+    numbers += f" ({result.num_draws} draws{' of the last ensemble' if trace.ensemble else ', thinned'})"
+    if result.p_value is not None and result.p_value < KSD_LEVEL:
+        return Finding(
+            subject, "bad", f"{numbers}: they are not spread as the law says. Run longer, or use a smaller step size."
+        )
+    return Finding(subject, "fine", numbers + ".")
+
+
+def _subsample(draws: Position, most: int) -> Position:
+    n = jax.tree.leaves(draws)[0].shape[0]
+    chosen = np.linspace(0, n - 1, min(most, n)).astype(int)
+    return jax.tree.map(lambda leaf: leaf[chosen], draws)
