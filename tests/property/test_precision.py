@@ -78,7 +78,7 @@ KERNELS = {
     "o_langevin-none": lambda p: og.o_langevin(p, 0.01, correction="none", alpha=20.0, beta=0.5, temperature=2.0),
     "svgd-rbf": lambda p: og.svgd(p, 0.05),
     "o_svgd-exact": lambda p: og.o_svgd(p, 0.05, correction="exact"),
-    "o_svgd-imq": lambda p: og.o_svgd(p, 0.05, correction="hutchinson", rkhs_kernel=og.imq(2.0), block_size=2),
+    "o_svgd-imq": lambda p: og.o_svgd(p, 0.05, correction="hutchinson", rkhs_kernel=og.imq(2.0)),
     "o_langevin-hausdorff": lambda p: og.o_langevin(og.Problem(p.logdensity_fn, p.equality, measure="hausdorff"), 0.01),
 }
 

@@ -91,13 +91,14 @@ def mean_field(
     x = x - jnp.mean(x, axis=0, keepdims=True)  # differences are all that counts, and they round better near 0
     if normals is None:
         normals = jnp.zeros((n, 0, d), x.dtype)  # m = 0: the products below vanish
+    flat_normals = normals.reshape(-1, d)
     offsets = jnp.einsum("jmd,jd->jm", normals, x)
 
     def row(point: Array) -> Array:
         k = kernel.profile(squared_distances(point, x), h)
         weight = -2 * k.first
-        across = jnp.einsum("jmd,d->jm", normals, point) - offsets  # Q_j (x_i − x_j)
-        leak = (weight[:, None] * across).reshape(-1) @ normals.reshape(-1, d)
+        across = (flat_normals @ point).reshape(offsets.shape) - offsets  # Q_j (x_i − x_j)
+        leak = (weight[:, None] * across).reshape(-1) @ flat_normals
         return (k.value @ drive + jnp.sum(weight) * point - weight @ x - leak) / n
 
     return over_particles(row, x, block_size)
