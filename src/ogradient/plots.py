@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,3 +80,39 @@ def draw_samples(
     axis.set_ylabel("x₂", fontsize=9)
     axis.set_title(title, fontsize=10)
     axis.legend(fontsize=7, frameon=False, loc="upper right")
+
+
+def animate_samples(
+    logdensity: Callable[[np.ndarray, np.ndarray], Any],
+    constraint: Callable[[np.ndarray, np.ndarray], Any],
+    frames: Sequence[np.ndarray],
+    titles: Sequence[str],
+    *,
+    limits: tuple[float, float, float, float],
+    frames_per_second: int = 8,
+) -> bytes:
+    """Two-dimensional draws over the density, one picture per frame, as the bytes of a GIF. The last frame stays a while."""
+    import tempfile
+    from pathlib import Path
+
+    from matplotlib.animation import FuncAnimation, PillowWriter
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure, axes = new_figure(1, 1, width=3.6, height=2.8)
+    FigureCanvasAgg(figure)
+    axis = axes[0, 0]
+    draw_samples(axis, logdensity, constraint, {"": frames[0]}, limits=limits)
+    axis.get_legend().remove()
+    dots = axis.collections[-1]
+
+    def show(index: int) -> list[Any]:
+        index = min(index, len(frames) - 1)
+        dots.set_offsets(frames[index])
+        axis.set_title(titles[index], fontsize=9)
+        return [dots]
+
+    animation = FuncAnimation(figure, show, frames=len(frames) + 2 * frames_per_second, blit=False)
+    with tempfile.TemporaryDirectory() as folder:  # the writer takes a path only
+        path = Path(folder) / "animation.gif"
+        animation.save(path, writer=PillowWriter(fps=frames_per_second), dpi=110)
+        return path.read_bytes()

@@ -41,6 +41,7 @@ def test_synthetic_leaves_a_whole_folder_and_repeats(tmp_path):
     assert {p.name for p in (tmp_path / "a" / "synthetic").iterdir()} >= FILES
     mine = tmp_path / "a" / "synthetic" / "o_langevin"
     assert {p.name for p in mine.iterdir()} == FILES | {"trace-on.zarr", "trace-off.zarr"}
+    assert (tmp_path / "a" / "synthetic" / "o_svgd" / "animation.gif").read_bytes()[:4] == b"GIF8"
     metrics, config = (json.loads((mine / f"{n}.json").read_text()) for n in ("metrics", "config"))
     assert {c["start"] for c in metrics["curves"]} == {"on", "off"}
     assert config["seed"] == 5
@@ -49,7 +50,7 @@ def test_synthetic_leaves_a_whole_folder_and_repeats(tmp_path):
     assert metrics["table"][1]["landed after"] < 20
     page = (mine / "report.html").read_text()
     assert "data:image/png;base64," in page
-    assert "energy distance" in page.lower()
+    assert "energy distance" in page
 
     invoke(*call, "--out", tmp_path / "b", "--sampler", "o_langevin")
     again = json.loads((tmp_path / "b" / "synthetic" / "o_langevin" / "metrics.json").read_text())
@@ -82,6 +83,18 @@ def test_hyperparameters(tmp_path):
     table = json.loads((tmp_path / "hyperparameters" / "o_langevin" / "metrics.json").read_text())["table"]
     assert [(row["alpha"], row["beta"]) for row in table] == [(1, 0), (10, 0), (100, 0), (1, 0.5), (1, 1)]
     assert table[2]["mean |g|"] < table[1]["mean |g|"] < table[0]["mean |g|"]
+
+
+def test_theory(tmp_path):
+    result = invoke("run", "theory", "--particles", 10, "--steps", 400, "--quiet", "--out", tmp_path)
+    assert result.exit_code == 0
+    metrics = json.loads((tmp_path / "theory" / "metrics.json").read_text())
+    runs = [r for r in metrics["runs"] if r["sampler"] == "o_svgd"]
+    assert [r["beta"] for r in runs] == [0, 0.5, 1]
+    for r in runs[1:]:  # the power laws, once the start is forgotten
+        assert r["max_abs_g"][-1] == pytest.approx(r["predicted"][-1], rel=0.2)
+    floors = [row["mean |g|"] for row in metrics["table"] if row["sampler"] == "o_langevin"]
+    assert floors[0] > floors[1] > floors[2]
 
 
 @pytest.mark.parametrize("call", [["--sampler", "gibbs"], ["--start", "sideways"], ["--chains", 1], ["--steps", 0]])

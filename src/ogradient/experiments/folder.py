@@ -34,6 +34,7 @@ def write_folder(
     figure: Figure,
     notes: Sequence[str] = (),
     traces: Mapping[str, Trace] | None = None,
+    extra: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write a run's folder and return the path of its figure.
 
@@ -46,10 +47,13 @@ def write_folder(
         figure: saved as PNG and embedded in the report.
         notes: sentences a reader of the report should know.
         traces: by file name without `.zarr`.
+        extra: other files by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, trace in (traces or {}).items():
         trace.save(folder / f"{name}.zarr")
+    for name, content in (extra or {}).items():
+        write_atomically(folder / name, content)
     surroundings = {
         "ogradient": __version__,
         "jax": jax.__version__,
