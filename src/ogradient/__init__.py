@@ -24,9 +24,10 @@ from ogradient.diagnostics import (
     orthogonal_ksd,
     sliced_wasserstein,
 )
+from ogradient.land import land
 from ogradient.problem import Problem
 from ogradient.runner import sample
-from ogradient.samplers import SAMPLERS, SamplingAlgorithm, langevin, o_langevin, o_svgd, svgd
+from ogradient.samplers import SAMPLERS, SamplingAlgorithm, chmc, clangevin, langevin, o_langevin, o_svgd, svgd
 from ogradient.status import ConstraintWarning, SamplingError, Status
 from ogradient.stein import imq, rbf
 from ogradient.trace import Trace, load
@@ -40,11 +41,14 @@ __all__ = [
     "Status",
     "Trace",
     "__version__",
+    "chmc",
+    "clangevin",
     "constraint_violation",
     "diagnose",
     "energy_distance",
     "geometry",
     "imq",
+    "land",
     "langevin",
     "load",
     "o_langevin",

@@ -12,10 +12,13 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.geometry import frame_at, steer
+from ogradient.land import land
 from ogradient.problem import Position, Problem
-from ogradient.status import ConstraintWarning
+from ogradient.status import ConstraintWarning, Status
+from ogradient.trace import Trace, leaf_names
 
 NEWTON_STEPS = 24
+RESERVED = {"chain", "draw", "particle", "equality", "inequality", "status"}
 
 
 def check_positions(problem: Problem, positions: Position, *, ensemble: bool = False) -> Position:
@@ -35,6 +38,15 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
                 "a pytree of scalars: wrap it in jnp.array, and add an axis for a single chain: x0[None]."
             )
         arrays.append(array)
+    for path, _ in jax.tree_util.tree_leaves_with_path(positions):
+        if not all(isinstance(getattr(key, "key", ""), str | int) for key in path):
+            raise ValueError(
+                f"the keys of dicts in initial_positions must be strings; got {jax.tree_util.keystr(path)}."
+            )
+    for name in RESERVED & set(leaf_names(positions)):
+        raise ValueError(
+            f"a variable cannot be called {name!r}, which a trace uses for its own axes and numbers; rename it."
+        )
     counts = sorted({array.shape[0] for array in arrays})
     if len(counts) > 1:
         raise ValueError(f"the leaves of initial_positions disagree on the number of chains (first axis): {counts}.")
@@ -68,13 +80,14 @@ def check_start(
         _check_particles(positions, settings)
         positions = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), positions)
     report = jax.tree.map(np.asarray, _inspect_all(problem, positions, constrained))
+    who = "particles" if ensemble else "chains"
     for name, argument in (("logdensity", "logdensity_fn"), ("score", "the gradient of logdensity_fn")):
-        _refuse_non_finite(argument, report[name])
+        _refuse_non_finite(argument, report[name], who)
     if not constrained:
         return
     values, norms = report["values"], report["norms"]  # (chains, 1 + NEWTON_STEPS, m)
-    _refuse_non_finite("equality", values[:, 0])
-    _refuse_non_finite("the gradient of equality", norms[:, 0])
+    _refuse_non_finite("equality", values[:, 0], who)
+    _refuse_non_finite("the gradient of equality", norms[:, 0], who)
     flat = np.flatnonzero(np.all(norms[:, 0] == 0, axis=0))
     if flat.size:
         raise ValueError(
@@ -107,12 +120,64 @@ def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[st
     return report | {"values": values, "norms": norms, "size": size}
 
 
-def _refuse_non_finite(what: str, values: np.ndarray) -> None:
+def _refuse_non_finite(what: str, values: np.ndarray, who: str) -> None:
     bad = np.flatnonzero(~np.isfinite(values.reshape(values.shape[0], -1)).all(axis=1))
     if bad.size:
         raise ValueError(
-            f"{what} is not finite at the start of {bad.size} of {values.shape[0]} chains (the first is chain {bad[0]}). "
+            f"{what} is not finite at the start of {bad.size} of {values.shape[0]} {who} (the first is number {bad[0]}). "
             "Start where it is, or rewrite it so that it is finite there."
+        )
+
+
+def land_starts(problem: Problem, positions: Position) -> Position:
+    """Starts brought onto the set, for samplers that move on it; an error with the best residual if some cannot be."""
+    landing = land(problem, positions)
+    lost = np.flatnonzero(np.asarray(landing.status) != Status.OK)
+    if lost.size:
+        residual, rank = (np.asarray(part)[lost].min() for part in (landing.residual, landing.rank))
+        rows = jax.eval_shape(problem.equality_fn, jax.tree.map(lambda leaf: leaf[0], positions)).shape[0]
+        why = (
+            f" The Jacobian has rank {rank} of {rows} there: constraints conflict, or a gradient vanishes."
+            if rank < rows
+            else ""
+        )
+        raise ValueError(
+            f"{lost.size} of {len(landing.status)} starts (the first is chain {lost[0]}) could not be brought onto the set: the "
+            f"best residual is {residual:.3g}.{why} If the constraint can be met at all, start nearer to the set."
+        )
+    return landing.position
+
+
+def warn_if_separate(trace: Trace) -> None:
+    """Warn when groups of chains never meet: parts of the set that no chain can cross between, or chains that do not mix.
+
+    Two chains meet when the boxes around their draws overlap in every coordinate; by `component_fn`, when they share a label.
+    """
+    if trace.ensemble or trace.num_chains < 2 or trace.num_draws < 100:
+        return
+    if "component" in trace.sample_stats:
+        labels = trace.sample_stats["component"].reshape(trace.num_chains, -1).astype(np.float64)
+        boxes = [np.stack([labels.min(axis=1), labels.max(axis=1)])[..., None]]
+    else:
+        flat = [v.reshape(*v.shape[:2], -1)[..., :1000] for v in trace.variables.values()]
+        boxes = [np.stack([v.min(axis=1), v.max(axis=1)]) for v in flat]
+    low, high = np.concatenate(boxes, axis=2)[:, :200]  # two hundred chains are enough to see it
+    meet = np.all((low[:, None] <= high[None]) & (low[None] <= high[:, None]), axis=2)
+    group = np.arange(len(meet))
+    for _ in range(len(meet)):  # spread the smallest index through everyone who meets
+        spread = np.where(meet, group[None], len(meet)).min(axis=1)
+        if np.array_equal(spread, group):
+            break
+        group = spread
+    sizes = sorted(np.unique(group, return_counts=True)[1].tolist(), reverse=True)
+    if len(sizes) > 1:
+        warnings.warn(
+            f"the chains fall into {len(sizes)} groups that never meet (of {', '.join(map(str, sizes[:6]))} chains). Either the "
+            "set has separate parts, and then the share of each is that of the starts, not of the law; or the chains have not "
+            "mixed: "
+            "run longer, or with a larger step size.",
+            ConstraintWarning,
+            stacklevel=3,
         )
 
 
@@ -178,4 +243,4 @@ def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, ConstraintWarning, stacklevel=4)
+    warnings.warn(message, ConstraintWarning, stacklevel=5)  # the line that called og.sample

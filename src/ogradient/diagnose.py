@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,16 @@ from ogradient.problem import Position, Problem
 from ogradient.status import Status
 from ogradient.trace import Trace
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Level = Literal["fine", "doubtful", "bad", "unknown"]
 
 RHAT_LIMIT = 1.01
 ESS_LIMIT = 400
 KSD_DRAWS = 1000
 KSD_LEVEL = 0.01
+SCALARS = 1000  # of which R-hat and ESS are computed
 
 
 class Finding(NamedTuple):
@@ -71,8 +76,8 @@ def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
     """
     problem = trace.problem if problem is None else problem
     findings = [_status(trace), _constraint(trace, problem)]
-    rhat, ess = _mixing(trace)
-    findings += [rhat, ess, _law(trace, problem)]
+    table = None if trace.ensemble else _table(trace)
+    findings += [*_mixing(trace, table), _law(trace, problem, table)]
     return Diagnosis(tuple(findings))
 
 
@@ -121,36 +126,43 @@ def _constraint(trace: Trace, problem: Problem | None) -> Finding:
     )
 
 
-def _mixing(trace: Trace) -> tuple[Finding, Finding]:
-    if trace.ensemble:
+def _table(trace: Trace) -> pd.DataFrame:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that only the first scalars are in it is said in the finding
+        return trace.summary(digits=None, limit=SCALARS)
+
+
+def _mixing(trace: Trace, table: pd.DataFrame | None) -> tuple[Finding, Finding]:
+    if table is None:
         reason = (
             "not given for particles: they are one interacting ensemble moved by a deterministic flow, not a Markov chain, so "
             "there is no autocorrelation to judge. Compare independent ensembles, and look at the law below."
         )
         return Finding("R-hat", "unknown", reason), Finding("ESS", "unknown", reason)
-    table = trace.summary(digits=None)
     if "r_hat" not in table or not np.isfinite(table["r_hat"]).any():
         few = f"needs at least four draws per chain that move; there are {trace.num_draws}."
         return Finding("R-hat", "doubtful", few), Finding("ESS", "doubtful", few)
     rhat, ess = float(table["r_hat"].max()), float(table["ess_bulk"].min())
     mixed, many = rhat < RHAT_LIMIT, ess > ESS_LIMIT
+    scalars = sum(int(np.prod(value.shape[2:])) for value in trace.variables.values())
+    of = f" of the first {SCALARS:,} scalars" if scalars > SCALARS else ""
     return (
         Finding(
             "R-hat",
             "fine" if mixed else "bad" if rhat > 1.1 else "doubtful",
-            f"largest {rhat:.3f} (of {table['r_hat'].idxmax()})"
+            f"largest{of} {rhat:.3f} (of {table['r_hat'].idxmax()})"
             + ("." if mixed else "; the chains disagree: run longer."),
         ),
         Finding(
             "ESS",
             "fine" if many else "doubtful",
-            f"smallest {ess:,.0f} (of {table['ess_bulk'].idxmin()})"
+            f"smallest{of} {ess:,.0f} (of {table['ess_bulk'].idxmin()})"
             + ("." if many else f"; below {ESS_LIMIT}: run longer."),
         ),
     )
 
 
-def _law(trace: Trace, problem: Problem | None) -> Finding:
+def _law(trace: Trace, problem: Problem | None, table: pd.DataFrame | None) -> Finding:
     subject = "law along the set"
     if problem is None:
         return Finding(subject, "unknown", "pass the problem to have it tested.")
@@ -158,14 +170,16 @@ def _law(trace: Trace, problem: Problem | None) -> Finding:
         return Finding(subject, "unknown", "the Stein test is for problems with equality constraints only.")
     draws = _last(trace)
     n = jax.tree.leaves(draws)[0].shape[0]
-    if not trace.ensemble:
+    if table is not None:
         # The test is for independent draws: as many as there are effective ones, evenly spaced.
-        table = trace.summary(digits=None)
         effective = table["ess_bulk"].min() if "ess_bulk" in table else 0.0
         n = int(min(n, effective if np.isfinite(effective) else 0))
     if n < 50:
         return Finding(subject, "unknown", f"only {n} independent draws; the Stein test needs at least 50.")
-    result = orthogonal_ksd(problem, _subsample(draws, min(n, KSD_DRAWS)))
+    try:
+        result = orthogonal_ksd(problem, _subsample(draws, min(n, KSD_DRAWS)))
+    except ValueError as error:  # points that do not move, say: then there is nothing to test
+        return Finding(subject, "unknown", str(error))
     numbers = f"KSD⊥² {result.value:.2g} ± {result.standard_error:.2g} under the right law, p = {result.p_value:.2g}"
     numbers += f" ({result.num_draws} draws{' of the last ensemble' if trace.ensemble else ', thinned'})"
     if result.p_value is not None and result.p_value < KSD_LEVEL:

@@ -195,8 +195,8 @@ def stein_drift(
     method: Correction = "auto",
     num_probes: int = 1,
     key: Array | None = None,
-) -> tuple[Frame, Array]:
-    """The frame at x, and a = D∇log π + r (Hausdorff: its normal half of r only), with one projection for all of it.
+) -> tuple[Frame, Array, Array]:
+    """The frame at x, a = D∇log π + r (Hausdorff: the normal half of r only) with one projection for all of it, and log π.
 
     a is the drift of O-Langevin along the set, what drives the particles of O-SVGD, and the vector of the Stein identity
     E[a·φ + tr(D∇φ)] = 0.
@@ -205,7 +205,8 @@ def stein_drift(
     tangential, normal = correction_parts(
         constraint, x, frame, measure=measure, method=method, num_probes=num_probes, key=key
     )
-    return frame, steer(frame, jax.grad(logdensity)(x) + tangential, normal)
+    value, score = jax.value_and_grad(logdensity)(x)
+    return frame, steer(frame, score + tangential, normal), value
 
 
 def resolve_correction(method: Correction, dim: int) -> Correction:

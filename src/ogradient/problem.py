@@ -48,8 +48,10 @@ class Problem:
             )
         if self.measure not in get_args(Measure):
             raise ValueError(f"measure must be 'conditional' or 'hausdorff'; got {self.measure!r}.")
-        object.__setattr__(self, "_equalities", _as_functions("equality", self.equality))
-        object.__setattr__(self, "_inequalities", _as_functions("inequality", self.inequality))
+        for kind, name in (("equality", "_equalities"), ("inequality", "_inequalities")):
+            functions = _as_functions(kind, getattr(self, kind))
+            object.__setattr__(self, name, functions)
+            object.__setattr__(self, kind, getattr(self, kind) if functions else None)  # an empty list is none
 
     @property
     def constrained(self) -> bool:
@@ -92,6 +94,11 @@ class Problem:
                 raise ValueError(
                     f"positions must be real floating-point arrays; got a leaf of dtype {dtype}. "
                     "Convert it, for instance with jnp.asarray(x, float)."
+                )
+            if jnp.finfo(dtype).bits < 32:
+                raise ValueError(
+                    f"positions need at least 32 bits; got a leaf of dtype {dtype}, in which small moves would be rounded away. "
+                    "Keep the position in float32 and cast inside your functions."
                 )
         jax.eval_shape(lambda p: _checked("logdensity_fn", self.logdensity_fn, p, scalar=True), position)
         for kind, functions in (("equality", self._equalities), ("inequality", self._inequalities)):

@@ -241,12 +241,11 @@ def torus_b(measure: Measure = "conditional") -> KnownProblem:
 def von_mises_fisher(dim: int = 10, concentration: float = 10.0) -> KnownProblem:
     """The unit sphere with log π = κ μᵀx. E[μᵀx] = I_{d/2}(κ)/I_{d/2−1}(κ)."""
     ratio = _bessel_ratio(dim / 2, concentration)
-    uniform = lambda key, n: (lambda z: z / jnp.linalg.norm(z, axis=1, keepdims=True))(jax.random.normal(key, (n, dim)))
     return KnownProblem(
         name="von_mises_fisher",
         problem=Problem(lambda x: concentration * x[0], equality=lambda x: jnp.sum(x**2) - 1),
         dim=dim,
-        start_on=uniform,
+        start_on=lambda key, n: _uniform_sphere(key, n, dim),
         start_off=lambda key, n: 2 * jax.random.normal(key, (n, dim)) / math.sqrt(dim),
         moments={
             "μᵀx": Moment(lambda x: x[0], ratio),
@@ -254,6 +253,98 @@ def von_mises_fisher(dim: int = 10, concentration: float = 10.0) -> KnownProblem
             "x_d": Moment(lambda x: x[-1], 0.0),
         },
     )
+
+
+def bingham() -> KnownProblem:
+    """The sphere in three dimensions with log π = xᵀ diag(0, 2, 5) x: two opposite modes, both to be visited."""
+    weights = (0.0, 2.0, 5.0)
+    truth = (0.1151698, 0.1952702, 0.6895600)
+
+    def exact(key: Array, n: int) -> Array:
+        """Rejection from the uniform law: the density is at most e⁵."""
+        rounds = 60
+        direction_key, accept_key = jax.random.split(key)
+        points = _uniform_sphere(direction_key, n * rounds, 3)
+        log_ratio = jnp.sum(jnp.asarray(weights)[None] * points**2, axis=1) - max(weights)
+        accepted = jnp.log(jax.random.uniform(accept_key, (n * rounds,))) < log_ratio
+        return points[jnp.argsort(~accepted, stable=True)[:n]]
+
+    return KnownProblem(
+        name="bingham",
+        problem=Problem(lambda x: jnp.sum(jnp.asarray(weights, x.dtype) * x**2), equality=lambda x: jnp.sum(x**2) - 1),
+        dim=3,
+        start_on=lambda key, n: _uniform_sphere(key, n, 3),
+        start_off=lambda key, n: 2 * jax.random.normal(key, (n, 3)),
+        moments={f"x_{i + 1}²": Moment(_square_about(i, 0.0), truth[i]) for i in range(3)}
+        | {"x_3": Moment(_coordinate(2), 0.0)},
+        exact=exact,
+    )
+
+
+def orthogonal(n: int = 4) -> KnownProblem:
+    """Rotations: n×n matrices with X Xᵀ = I and det X = 1, uniform (Haar); d = n², m = n(n+1)/2, positions flattened."""
+    upper = np.triu_indices(n)
+    matrix = lambda x: x.reshape(n, n)
+
+    def exact(key: Array, count: int) -> Array:
+        def one(key: Array) -> Array:
+            q, r = jnp.linalg.qr(jax.random.normal(key, (n, n)))
+            q = q * jnp.sign(jnp.diagonal(r))[None]
+            return q.at[0].multiply(jnp.sign(jnp.linalg.det(q))).reshape(-1)
+
+        return jax.vmap(one)(jax.random.split(key, count))
+
+    return KnownProblem(
+        name="orthogonal",
+        problem=Problem(lambda x: 0.0, equality=lambda x: (matrix(x) @ matrix(x).T - jnp.eye(n, dtype=x.dtype))[upper]),
+        dim=n * n,
+        start_on=exact,
+        start_off=lambda key, count: jnp.eye(n).reshape(1, -1) + 0.3 * jax.random.normal(key, (count, n * n)),
+        moments={
+            "trace": Moment(lambda x: jnp.trace(matrix(x)), 0.0),
+            "trace²": Moment(lambda x: jnp.trace(matrix(x)) ** 2, 1.0),
+            "trace⁴": Moment(lambda x: jnp.trace(matrix(x)) ** 4, 4.0 if n == 4 else 3.0),
+            "x_1²": Moment(_square_about(0, 0.0), 1 / n),
+        },
+        exact=exact,
+    )
+
+
+def spherical_cap(dim: int = 3, level: float = 0.3) -> KnownProblem:
+    """The part x₁ ≥ c of the unit sphere, uniform: an equality and an inequality. d = 3: E[x₁] = (1 + c)/2."""
+    if not -1 < level < 1:
+        raise ValueError(f"level must lie between -1 and 1; got {level!r}.")
+    # Along t = x₁ the area element is (1 − t²)^{(d−3)/2}.
+    grid = np.linspace(level, 1, 200_001)
+    density = np.maximum(1 - grid**2, 0.0) ** ((dim - 3) / 2)
+    mean, square = (float(np.trapezoid(grid**k * density, grid) / np.trapezoid(density, grid)) for k in (1, 2))
+    cumulative = np.concatenate([[0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
+
+    def exact(key: Array, n: int) -> Array:
+        height_key, direction_key = jax.random.split(key)
+        t = jnp.interp(
+            jax.random.uniform(height_key, (n,)), jnp.asarray(cumulative / cumulative[-1]), jnp.asarray(grid)
+        )[:, None]
+        return jnp.concatenate([t, jnp.sqrt(1 - t**2) * _uniform_sphere(direction_key, n, dim - 1)], axis=1)
+
+    return KnownProblem(
+        name="spherical_cap",
+        problem=Problem(lambda x: 0.0, equality=lambda x: jnp.sum(x**2) - 1, inequality=lambda x: level - x[0]),
+        dim=dim,
+        start_on=exact,
+        start_off=lambda key, n: 2 * jax.random.normal(key, (n, dim)),
+        moments={
+            "x_1": Moment(_coordinate(0), mean),
+            "x_1²": Moment(_square_about(0, 0.0), square),
+            "x_2": Moment(_coordinate(1), 0.0),
+        },
+        exact=exact,
+    )
+
+
+def _uniform_sphere(key: Array, n: int, dim: int) -> Array:
+    z = jax.random.normal(key, (n, dim))
+    return z / jnp.linalg.norm(z, axis=1, keepdims=True)
 
 
 def _bessel_ratio(order: float, argument: float) -> float:
@@ -272,4 +363,7 @@ PROBLEMS: dict[str, Callable[..., KnownProblem]] = {
     "torus_a": torus_a,
     "torus_b": torus_b,
     "von_mises_fisher": von_mises_fisher,
+    "bingham": bingham,
+    "orthogonal": orthogonal,
+    "spherical_cap": spherical_cap,
 }

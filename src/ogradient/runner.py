@@ -7,6 +7,7 @@ sizes nor resuming change a draw. Between chunks the host shows progress, collec
 from __future__ import annotations
 
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -20,13 +21,13 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient._version import __version__
-from ogradient.checks import check_positions, check_start
+from ogradient.checks import check_positions, check_start, land_starts, warn_if_separate
 from ogradient.problem import Position, Problem
-from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, plain_settings
-from ogradient.samplers.o_langevin import o_langevin
+from ogradient.samplers import SAMPLERS, chmc, o_langevin
+from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, is_exact, plain_settings
 from ogradient.status import ConstraintWarning, SamplingError, Status
-from ogradient.trace import Trace
-from ogradient.tuning import find_step_size
+from ogradient.trace import Trace, in_order_of
+from ogradient.tuning import find_step_size, tune_chmc
 
 CHUNK_SECONDS = 0.5  # how long a chunk should take: the grain of progress and of Ctrl-C
 CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device
@@ -45,6 +46,7 @@ def sample(
     chunk_size: int | None = None,
     resume: Trace | None = None,
     throw: bool = True,
+    component_fn: Callable[[Position], Any] | None = None,
 ) -> Trace:
     """Run chains and return their draws.
 
@@ -54,14 +56,17 @@ def sample(
         initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it. For ensemble
             samplers (og.o_svgd, og.svgd) the axes are (ensembles, particles, ...). Not needed to resume, except to give
             back its structure to a loaded trace of custom containers.
-        algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. None chooses
-            O-Langevin with a step size found in a short trial; `trace.provenance["settings"]` has it.
+        algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. None lands,
+            tunes and runs `chmc`, exact on the set, or O-Langevin where that accepts too little, and says which;
+            `trace.provenance["settings"]` has the tuned values.
         num_warmup: steps before the first draw; their draws are not kept (use 0 to keep everything).
         num_samples: draws to keep per chain.
         thinning: steps per kept draw; the others are never stored.
         progress: show a bar on runs over a second.
         chunk_size: steps per compiled call; None adapts it to half a second. It never changes a draw.
         resume: a trace to continue: `num_samples` more draws are appended to its own. Pass the same seed and algorithm.
+        component_fn: a label of the part of the set a position is in, where the set is known to have several (det X > 0 on the
+            orthogonal group): kept in `sample_stats["component"]`, with a warning when chains stay in different ones.
         throw: raise `SamplingError` (with the draws so far) when a chain meets non-finite numbers; False warns and goes on.
 
     Returns:
@@ -89,9 +94,18 @@ def sample(
             raise ValueError("initial_positions is missing: give starts with the chains as their first axis.")
         ensemble = algorithm is not None and is_ensemble(algorithm.step)
         positions = check_positions(problem, initial_positions, ensemble=ensemble)
-        algorithm = _choose(problem, positions, key) if algorithm is None else algorithm
+        chosen = algorithm is None
+        if algorithm is None:
+            algorithm, positions = _choose(problem, positions, key, progress)
+        elif getattr(algorithm.step, "problem", problem) is not problem:
+            raise ValueError(
+                "the algorithm was built for another problem than the one given; pass the same object to both."
+            )
         _, settings = describe(algorithm)
-        check_start(problem, positions, settings, constrained="alpha" in settings, ensemble=ensemble)
+        exact = is_exact(algorithm.step)
+        if not chosen:  # a choice has looked, and landed, already
+            check_start(problem, positions, settings, constrained=exact or "alpha" in settings, ensemble=ensemble)
+            positions = land_starts(problem, positions) if exact else positions
         states, done = jax.vmap(algorithm.init)(positions), 0
     else:
         algorithm, states, num_warmup, done = _continue(resume, problem, initial_positions, algorithm, key, thinning)
@@ -101,7 +115,11 @@ def sample(
     started = time.perf_counter()
     interrupted = run.advance(total, num_samples, chunk_size, progress, stop_when_bad=throw)
     trace = run.trace(seed, resume, seconds=time.perf_counter() - started)
-    return _deliver(trace, run, interrupted, throw)
+    trace = _deliver(trace, run, interrupted, throw)
+    if component_fn is not None:
+        trace.sample_stats["component"] = np.asarray(trace.apply(component_fn))
+    warn_if_separate(trace)
+    return trace
 
 
 class _Run:
@@ -189,7 +207,7 @@ class _Run:
         )
         counts = self.counts
         if resume is not None:
-            position = jax.tree.unflatten(jax.tree.structure(self.states.position), jax.tree.leaves(resume.position))
+            position = in_order_of(resume, self.states.position)
             pieces.insert(0, {"position": position, "stats": resume.sample_stats})
             counts, seconds = counts + resume.status_counts, seconds + resume.provenance["seconds"]
         if not pieces:
@@ -285,10 +303,34 @@ def _as_key(seed: int | Array) -> Array:
     raise ValueError(f"seed must be an integer or one typed key from jax.random.key; got {seed!r}.")
 
 
-def _choose(problem: Problem, positions: Position, key: Array) -> SamplingAlgorithm:
+def _choose(problem: Problem, positions: Position, key: Array, progress: bool) -> tuple[SamplingAlgorithm, Position]:
+    """Land, tune and take `chmc` where the problem allows; otherwise O-Langevin. Says which and why."""
     o_langevin(problem, 1.0)  # refuses, with the remedy, a problem without a constraint
     check_start(problem, positions, {}, constrained=True)
-    return o_langevin(problem, find_step_size(jax.random.fold_in(key, 2**32 - 1), problem, positions))
+    key = jax.random.fold_in(key, 2**32 - 1)
+    tuned = tune_chmc(key, problem, land_starts(problem, positions))
+    if tuned.acceptance_rate > 0.4:
+        _say(
+            f"chmc, exact on the set: step_size={tuned.step_size:.3g}, num_integration_steps={tuned.num_integration_steps}, "
+            f"diagonal metric, acceptance {tuned.acceptance_rate:.2f}",
+            progress,
+        )
+        arguments = {
+            "num_integration_steps": tuned.num_integration_steps,
+            "inverse_mass": np.asarray(tuned.inverse_mass),
+        }
+        return chmc(problem, tuned.step_size, **arguments), tuned.positions  # type: ignore[arg-type]
+    step_size = find_step_size(key, problem, positions)
+    _say(
+        f"o_langevin, near the set: step_size={step_size:.3g} (chmc accepts only {tuned.acceptance_rate:.2f} of its moves here)",
+        progress,
+    )
+    return o_langevin(problem, step_size), positions
+
+
+def _say(text: str, progress: bool) -> None:
+    if progress:
+        print(f"og.sample chose {text}.", file=sys.stderr)
 
 
 def _continue(
@@ -300,22 +342,32 @@ def _continue(
     thinning: int,
 ) -> tuple[SamplingAlgorithm, Any, int, int]:
     past = resume.provenance
+    if problem.measure != past["measure"]:
+        raise ValueError(
+            f"resume continues a run in the {past['measure']} measure; the problem given has {problem.measure}."
+        )
     if np.asarray(jax.random.key_data(key)).tolist() != past["key"]:
         raise ValueError(f"resume continues the run of seed {past['seed']}; pass the same seed (or key).")
     if thinning != past["thinning"]:
         raise ValueError(f"resume continues a run with thinning={past['thinning']}; got thinning={thinning}.")
     if algorithm is None:
-        if past["algorithm"] != "o_langevin":
-            raise ValueError(f"resume continues a run of {past['algorithm']}; pass that algorithm again.")
-        algorithm = o_langevin(problem, past["settings"]["step_size"])
+        settings = {k: np.asarray(v) if isinstance(v, list) else v for k, v in past["settings"].items()}
+        if past["algorithm"] not in SAMPLERS or resume.ensemble or isinstance(settings["step_size"], str):
+            raise ValueError(
+                f"resume continues a run of {past['algorithm']} with {past['settings']}; pass that algorithm again."
+            )
+        algorithm = SAMPLERS[past["algorithm"]](problem, **settings)
     name, now = describe(algorithm)[0], plain_settings(algorithm)
     if name != past["algorithm"] or now != past["settings"]:
         raise ValueError(
             f"resume continues a run of {past['algorithm']} with {past['settings']}; the algorithm given is {name} with {now}."
         )
-    last = jax.tree.map(lambda leaf: leaf[:, -1], resume.position)
-    if positions is not None:
-        last = jax.tree.unflatten(jax.tree.structure(positions), jax.tree.leaves(last))
+    if positions is None and past.get("custom_containers"):
+        raise ValueError(
+            "the position was a container that is not saved (a NamedTuple, say): give initial_positions as well."
+        )
+    draws = resume.position if positions is None else in_order_of(resume, positions)
+    last = jax.tree.map(lambda leaf: leaf[:, -1], draws)
     wanted = jax.eval_shape(jax.vmap(algorithm.init), last)
     leaves, expected = jax.tree.leaves(resume.state), jax.tree.leaves(wanted)
     found = [jnp.asarray(leaf) for leaf in leaves]
@@ -334,7 +386,7 @@ def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> 
     bad = np.flatnonzero(counts[:, Status.NON_FINITE])
     if bad.size:
         message = (
-            f"{int(counts[:, Status.NON_FINITE].sum()):,} of {run.done * run.num_chains:,} steps, in {bad.size} of "
+            f"{int(counts[:, Status.NON_FINITE].sum()):,} of {counts.sum():,} steps, in {bad.size} of "
             f"{run.num_chains} chains (the first is chain {bad[0]}), were NON_FINITE: {Status.NON_FINITE.remedy}."
         )
         if throw:
@@ -343,8 +395,17 @@ def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> 
         warnings.warn(message, RuntimeWarning, stacklevel=3)
     for status in (Status.RANK_DEFICIENT, Status.COLLAPSED):
         if count := int(counts[:, status].sum()):
-            message = f"{count:,} of {run.done * run.num_chains:,} steps were {status.name}: {status.remedy}."
+            message = f"{count:,} of {counts.sum():,} steps were {status.name}: {status.remedy}."
             warnings.warn(message, ConstraintWarning, stacklevel=3)
+    if trace is not None and "is_accepted" in trace.sample_stats:
+        still = np.flatnonzero(~trace.sample_stats["is_accepted"].any(axis=1))
+        if still.size and trace.num_draws >= 100:
+            warnings.warn(
+                f"{still.size} of {run.num_chains} chains (the first is chain {still[0]}) never moved: every move was rejected. "
+                "Use a smaller step size.",
+                ConstraintWarning,
+                stacklevel=3,
+            )
     if trace is None:
         raise SamplingError(f"interrupted after step {run.done:,} of the warm-up, before any draw was kept.")
     if interrupted:

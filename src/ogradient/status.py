@@ -32,8 +32,8 @@ _REMEDY = {
     Status.OK: "nothing to do",
     Status.NON_FINITE: (
         "the proposed position was not finite and the last good one was kept. Usually the step size is too large "
-        "(halve it until this stops); or the log density or the constraint is not finite where the chain went "
-        "(evaluate both, and their gradients, at the last position)"
+        "(halve it until this stops); or the chain left the support of the log density, or the constraint is not finite where it "
+        "went (evaluate both, and their gradients, at the last position; reparametrise so that every position is allowed)"
     ),
     Status.RANK_DEFICIENT: (
         "the constraint Jacobian lost rank: two constraints say the same or contradict each other, or a gradient "

@@ -161,6 +161,10 @@ class Trace:
         import xarray as xr
 
         path = Path(path)
+        if path.exists() and not _is_trace(path) and not (path.is_dir() and not any(path.iterdir())):
+            raise FileExistsError(
+                f"{path} exists and is no trace; give another path, so that nothing of yours is overwritten."
+            )
         tree = self.to_datatree()
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)]
         state = {f"leaf_{i}": ([f"leaf_{i}_dim_{k}" for k in range(leaf.ndim)], leaf) for i, leaf in enumerate(leaves)}
@@ -169,6 +173,7 @@ class Trace:
             "format": FORMAT,
             "provenance": self.provenance,
             "structure": _structure(self.position),
+            "custom_containers": not _plain_containers(self.position),
             "status_counts": self.status_counts.tolist(),
         }
         tree.attrs = {"ogradient": json.dumps(header)}
@@ -197,10 +202,10 @@ def load(path: str | os.PathLike[str]) -> Trace:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no trace at {path}.")
+    if not _is_trace(path):
+        raise ValueError(f"{path} is not a folder that Trace.save wrote.")
     with xr.open_datatree(path, engine="zarr", consolidated=False) as tree:
         tree.load()
-    if "ogradient" not in tree.attrs:
-        raise ValueError(f"{path} is a Zarr folder, but not one that Trace.save wrote.")
     header = json.loads(tree.attrs["ogradient"])
     if header["format"] > FORMAT:
         raise ValueError(f"{path} was written by a newer ogradient (format {header['format']}); update to read it.")
@@ -210,9 +215,34 @@ def load(path: str | os.PathLike[str]) -> Trace:
         position=_rebuild(header["structure"], arrays("posterior")),
         sample_stats=arrays("sample_stats"),
         status_counts=np.asarray(header["status_counts"]),
-        provenance=header["provenance"],
+        provenance=header["provenance"] | ({"custom_containers": True} if header["custom_containers"] else {}),
         state=[state[f"leaf_{i}"] for i in range(len(state))],
     )
+
+
+def in_order_of(trace: Trace, like: Position) -> Position:
+    """The trace's draws in the structure of `like`, matched by name: containers may order their leaves differently."""
+    names, variables = leaf_names(like), trace.variables
+    if set(names) != set(variables):
+        raise ValueError(
+            f"the trace has the variables {', '.join(variables)}, but the positions have {', '.join(names)}."
+        )
+    return jax.tree.unflatten(jax.tree.structure(like), [variables[name] for name in names])
+
+
+def _is_trace(path: Path) -> bool:
+    try:
+        return "ogradient" in json.loads((path / "zarr.json").read_text())["attributes"]
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _plain_containers(tree: Position) -> bool:
+    if type(tree) is dict:
+        return all(map(_plain_containers, tree.values()))
+    if type(tree) in (list, tuple):
+        return all(map(_plain_containers, tree))
+    return tree is None or jax.tree_util.all_leaves([tree])
 
 
 def leaf_names(tree: Position) -> list[str]:
@@ -254,7 +284,7 @@ def _structure(tree: Position) -> Any:
             return node
         if node is None:
             return {"none": None}
-        if isinstance(node, dict):
+        if type(node) is dict:
             return {"dict": [[key, encode(child)] for key, child in node.items()]}
         if type(node) in (list, tuple):
             return {type(node).__name__: [encode(child) for child in node]}

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import ogradient as og
-from ogradient.samplers.base import is_ensemble
+from ogradient.land import land_one
+from ogradient.samplers.base import is_ensemble, is_exact
 
-STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01, "o_svgd": 0.05, "svgd": 0.05}
+STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01, "o_svgd": 0.05, "svgd": 0.05, "chmc": 0.1, "clangevin": 0.1}
 ENSEMBLES = {"o_svgd", "svgd"}
+EXACT = {"chmc", "clangevin"}
 CURVE = og.problems.cubic().problem
 TREE = og.Problem(
     lambda p: -0.5 * (jnp.sum(p["w"] ** 2) + p["b"] ** 2),
@@ -30,6 +32,8 @@ def particles_of(position, n=5):
 def build(name, where="array"):
     problem, position = POSITIONS[where]
     position = particles_of(position) if name in ENSEMBLES else position
+    if name in EXACT:
+        position = land_one(problem, position).position
     return problem, position, og.SAMPLERS[name](problem, STEP_SIZE[name])
 
 
@@ -40,6 +44,7 @@ def constraint_of(problem, name, position):
 def test_the_table_is_covered():
     assert set(STEP_SIZE) == set(og.SAMPLERS)
     assert {name for name in og.SAMPLERS if is_ensemble(build(name)[2].step)} == ENSEMBLES
+    assert {name for name in og.SAMPLERS if is_exact(build(name)[2].step)} == EXACT
     assert all(getattr(og, name) is function for name, function in og.SAMPLERS.items())
 
 
@@ -85,7 +90,10 @@ def test_a_non_finite_proposal_never_overwrites_the_state(name):
     start = jnp.array([1.0, 0.5])
     start = particles_of(start) if name in ENSEMBLES else start
     state, info = algorithm.step(jax.random.key(0), algorithm.init(start))
-    assert int(info.status) == og.Status.NON_FINITE
+    if name in EXACT:
+        assert not bool(info.is_accepted)  # there a non-finite energy is a rejected move
+    else:
+        assert int(info.status) == og.Status.NON_FINITE
     np.testing.assert_array_equal(state.position, start)
 
 

@@ -79,6 +79,10 @@ KERNELS = {
     "svgd-rbf": lambda p: og.svgd(p, 0.05),
     "o_svgd-exact": lambda p: og.o_svgd(p, 0.05, correction="exact"),
     "o_svgd-imq": lambda p: og.o_svgd(p, 0.05, correction="hutchinson", rkhs_kernel=og.imq(2.0)),
+    "chmc-newton": lambda p: og.chmc(
+        p, 0.02, num_integration_steps=2, inverse_mass=jnp.array([1.0, 2.0, 1.0, 0.5, 1.0])
+    ),
+    "clangevin-chord": lambda p: og.clangevin(p, 0.02, projection="chord"),
     "o_langevin-hausdorff": lambda p: og.o_langevin(og.Problem(p.logdensity_fn, p.equality, measure="hausdorff"), 0.01),
 }
 
@@ -97,6 +101,15 @@ def test_kernels(name, m, x, seed):
     condition, shortest = max(c for c, _ in cases), min(s for _, s in cases)
     if condition > 1e3 or shortest < 0.1:
         return
+    if name.startswith("c"):  # exact samplers start on the set
+        with jax.enable_x64(True):
+            landing = og.land(og.Problem(lambda x: 0.0, CONSTRAINTS[m]), jnp.asarray(x)[None])
+        if (
+            int(landing.status[0])
+            or max(conditioning(m, landing.position[0])[0], 1 / conditioning(m, landing.position[0])[1]) > 10
+        ):
+            return
+        x = np.asarray(landing.position[0])
     # JAX draws other normals in float64 than in float32, so both precisions are handed the same ones.
     normal = jax.random.normal
 
@@ -108,9 +121,11 @@ def test_kernels(name, m, x, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.random, "normal", shared)
         step = _compiled(name, m, algorithm)
-        single, _ = step(key, algorithm.init(jnp.asarray(x, jnp.float32)))
+        single, info = step(key, algorithm.init(jnp.asarray(x, jnp.float32)))
         with jax.enable_x64(True):
             double, _ = algorithm.step(key, algorithm.init(jnp.asarray(x, jnp.float64)))
+    if name.startswith("c") and int(info.status):
+        return  # a start on the set in float64 is off it by a rounding in float32: the solver may see that
     agree(single.position, double.position, condition / shortest)
 
 

@@ -48,7 +48,7 @@ def test_bad_starts(starts, message):
         ),
         (
             og.Problem(gaussian, lambda x: jnp.log(x[0])),
-            r"equality is not finite .* 1 of 2 chains \(the first is chain 0\)",
+            r"equality is not finite .* 1 of 2 chains \(the first is number 0\)",
         ),
         (og.Problem(gaussian, lambda x: jnp.array([x[0], jnp.nan])), "equality is not finite"),
         (og.Problem(gaussian, lambda x: 3.0), "does not depend on the position"),

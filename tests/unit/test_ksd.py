@@ -17,7 +17,7 @@ def slow_ksd(problem, x, kernel):
 
     def pieces(point):
         _, logdensity, constraint, _ = problem.flatten(point)
-        frame, a = geo.stein_drift(logdensity, constraint, point, measure=problem.measure, method="exact")
+        frame, a, _ = geo.stein_drift(logdensity, constraint, point, measure=problem.measure, method="exact")
         return a, jax.vmap(lambda e: geo.project(frame, e))(jnp.eye(point.size))
 
     a, D = jax.vmap(pieces)(x)
@@ -50,7 +50,9 @@ def test_agrees_with_the_definition(kernel, m, x64):
     v = og.orthogonal_ksd(problem, x, rkhs_kernel=kernel, statistic="v", num_bootstrap=0, block_size=4)
     assert u.value == pytest.approx(off / 30, abs=1e-12)
     assert v.value == pytest.approx(terms.mean(), abs=1e-12)
-    assert u.standard_error == pytest.approx(np.sqrt(2 * (terms**2).sum()) / 36, rel=1e-12)
+    assert u.standard_error == pytest.approx(
+        np.sqrt(2 * ((terms**2).sum() - (np.diag(terms) ** 2).sum())) / 30, rel=1e-12
+    )
     assert u.p_value is None
 
 
@@ -77,6 +79,17 @@ def test_p_values_are_uniform_under_the_null_and_small_otherwise():
     null = p_values(CUBIC, 200, 150)
     assert stats.kstest(null, "uniform").pvalue > 1e-4
     assert np.mean(p_values(OTHER, 25, 800) < 0.05) > 0.9
+
+
+def test_standard_error_is_that_over_replications():
+    """In 50 dimensions too, where the terms i = j are far larger than the others."""
+    known = og.problems.transport(50, 5)
+    results = [
+        og.orthogonal_ksd(known.problem, known.exact(jax.random.key(s), 100), num_bootstrap=0) for s in range(60)
+    ]
+    values, claimed = np.array([r.value for r in results]), np.mean([r.standard_error for r in results])
+    assert claimed == pytest.approx(values.std(ddof=1), rel=0.35)
+    assert abs(values.mean()) < 5 * claimed / np.sqrt(60)
 
 
 def test_dependent_draws_need_dependent_signs():

@@ -84,3 +84,11 @@ def test_an_error_in_the_users_function_is_left_alone():
 def test_positions_must_be_floats(position):
     with pytest.raises(ValueError, match="empty|floating-point"):
         og.Problem(flat).check(position)
+
+
+def test_half_precision_is_refused_and_empty_lists_are_none():
+    with pytest.raises(ValueError, match="at least 32 bits"):
+        og.Problem(flat).check(jnp.ones(3, jnp.bfloat16))
+    problem = og.Problem(flat, equality=lambda x: x[0], inequality=[])
+    assert problem.inequality is None
+    assert og.Problem(flat, equality=[]).equality is None

@@ -189,14 +189,44 @@ def test_progress_shows_what_is_going_on(capsys, monkeypatch):
         assert word in shown
 
 
-def test_default_algorithm_finds_a_step_size():
+def test_default_call_lands_tunes_and_samples_exactly(capsys):
     known = og.problems.ellipse()
-    trace = og.sample(0, known.problem, known.start_off(jax.random.key(0), 8), num_samples=2000, progress=False)
-    step_size = trace.provenance["settings"]["step_size"]
-    assert 1e-3 < step_size < 0.5
-    assert trace.summary().loc["|equality[0]|", "mean"] < 0.1
+    trace = og.sample(0, known.problem, known.start_off(jax.random.key(0), 16), num_samples=500)
+    assert "og.sample chose chmc, exact on the set" in capsys.readouterr().err
+    settings, table = trace.provenance["settings"], trace.summary()
+    assert trace.provenance["algorithm"] == "chmc"
+    assert 0.05 < settings["step_size"] < 5
+    assert len(settings["inverse_mass"]) == 2
+    assert 0.6 < trace.sample_stats["acceptance_rate"].mean() < 0.95
+    assert table.loc["|equality[0]|", "max"] < 1e-5
+    assert table["r_hat"].max() < 1.01
+    assert table["ess_bulk"].min() > 400
     resumed = og.sample(0, known.problem, resume=trace, num_samples=5, progress=False)
-    assert resumed.provenance["settings"] == trace.provenance["settings"]
+    assert resumed.provenance["settings"] == settings
+
+
+def test_resuming_refuses_another_measure():
+    trace = run(num_samples=2)
+    other = og.problems.cubic("hausdorff").problem
+    with pytest.raises(ValueError, match="in the conditional measure"):
+        og.sample(0, other, resume=trace, algorithm=og.o_langevin(other, 0.01))
+
+
+def test_an_algorithm_of_another_problem_is_refused():
+    other = og.problems.cubic().problem
+    with pytest.raises(ValueError, match="built for another problem"):
+        og.sample(0, other, STARTS, algorithm=ALGORITHM)
+
+
+@pytest.mark.parametrize("name", ["o_langevin", "langevin", "o_svgd"])
+def test_leaving_the_support_is_noticed(name):
+    """log π = −∞ for x < 0, with a gradient that stays finite there."""
+    problem = og.Problem(lambda x: jnp.where(x[0] > 0, -x[0], -jnp.inf), equality=lambda x: x[1] - 1)
+    starts = jax.random.uniform(jax.random.key(0), (1, 9, 2) if name == "o_svgd" else (9, 2), minval=0.01, maxval=0.1)
+    with pytest.raises(og.SamplingError, match="left the support"):
+        og.sample(
+            0, problem, starts, algorithm=og.SAMPLERS[name](problem, 0.5), num_warmup=0, num_samples=300, progress=False
+        )
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])

@@ -34,7 +34,7 @@ def tangent_velocity(problem, x, kernel, **settings):
     """What O-SVGD moves along the set: field and its projection, from the pieces the sampler uses."""
     state = og.o_svgd(problem, 0.1).init(x)
     settings = {"correction": "exact", "num_probes": 1, "key": None, "block_size": None} | settings
-    frames, drive = particle_geometry(problem, state, x, **settings)
+    frames, drive, _ = particle_geometry(problem, state, x, **settings)
     h = jnp.asarray(kernel.bandwidth)
     field = mean_field(kernel, h, x, drive, frames.root @ frames.jacobian, settings["block_size"])
     return jax.vmap(geo.project)(frames, field), frames
@@ -137,7 +137,7 @@ def test_svgd_agrees_with_blackjax():
 def test_dropping_the_second_order_leaves_projected_scores():
     problem, x = og.Problem(logdensity, CONSTRAINTS[3]), particles()
     state = og.o_svgd(problem, 0.1).init(x)
-    frames, drive = particle_geometry(problem, state, x, correction="none", num_probes=1, key=None, block_size=None)
+    frames, drive, _ = particle_geometry(problem, state, x, correction="none", num_probes=1, key=None, block_size=None)
     np.testing.assert_allclose(drive, jax.vmap(geo.project)(frames, jax.vmap(jax.grad(logdensity))(x)), atol=1e-12)
 
 
@@ -207,7 +207,7 @@ def test_bandwidth_is_kept_between_its_updates():
         seen.append((float(info.bandwidth), float(expected)))
     for t, (used, fresh) in enumerate(seen):
         assert used == pytest.approx(seen[t - t % 3][1])
-        assert (used == pytest.approx(fresh, rel=1e-9)) == (t % 3 == 0)
+        assert (used == pytest.approx(fresh, rel=1e-6)) == (t % 3 == 0)
 
 
 @pytest.mark.usefixtures("lenient_promotion")

@@ -1,4 +1,5 @@
 import json
+from collections import OrderedDict
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from ogradient.trace import leaf_names
 
 
 class Pair(NamedTuple):
-    a: jnp.ndarray
+    w: jnp.ndarray  # not in alphabetical order, which is the order of a dict's leaves
     b: jnp.ndarray
 
 
@@ -28,7 +29,8 @@ POSITIONS = {
     "dict": ({"w": jnp.ones((4, 2, 2)), "b": jnp.ones(4)}, ["b", "w"]),
     "nested": ({"layer": [{"w": jnp.ones((4, 2))}, jnp.ones(4)]}, ["layer.0.w", "layer.1"]),
     "tuple": ((jnp.ones(4), jnp.ones((4, 2))), ["0", "1"]),
-    "named": (Pair(jnp.ones(4), jnp.ones((4, 2))), ["a", "b"]),
+    "named": (Pair(jnp.ones(4), jnp.ones((4, 2))), ["w", "b"]),
+    "ordered": (OrderedDict(w=jnp.ones(4), b=3 * jnp.ones(4), c=jnp.ones(4)), ["w", "b", "c"]),
 }
 
 
@@ -42,7 +44,7 @@ def test_variables_keep_their_names_and_survive_the_disk(name, tmp_path):
         assert leaf.shape == (4, 30, *start.shape[1:])
     loaded = og.load(trace.save(tmp_path / "trace.zarr"))
     assert loaded.provenance == json.loads(json.dumps(trace.provenance))
-    if name != "named":
+    if name not in ("named", "ordered"):
         assert jax.tree.structure(loaded.position) == jax.tree.structure(positions)
     for key in names:
         np.testing.assert_array_equal(loaded[key], trace[key])
@@ -53,7 +55,11 @@ def test_variables_keep_their_names_and_survive_the_disk(name, tmp_path):
         0, problem, positions, algorithm=og.o_langevin(problem, 0.05), num_samples=10, resume=loaded, progress=False
     )
     _, through = make(positions, num_samples=40)
-    np.testing.assert_array_equal(resumed[names[0]], through[names[0]])
+    for key in names:
+        np.testing.assert_array_equal(resumed[key], through[key])
+    if name in ("named", "ordered"):
+        with pytest.raises(ValueError, match="give initial_positions"):
+            og.sample(0, problem, algorithm=og.o_langevin(problem, 0.05), resume=loaded)
 
 
 def test_names_stay_unique():
@@ -91,7 +97,7 @@ def test_loading_what_is_not_a_trace(tmp_path):
     with pytest.raises(FileNotFoundError, match="no trace at"):
         og.load(tmp_path / "nothing")
     xr.DataTree(xr.Dataset({"a": 1})).to_zarr(tmp_path / "other.zarr", consolidated=False)
-    with pytest.raises(ValueError, match=r"not one that Trace\.save wrote"):
+    with pytest.raises(ValueError, match=r"not a folder that Trace\.save wrote"):
         og.load(tmp_path / "other.zarr")
 
 
@@ -120,9 +126,26 @@ def test_summary_agrees_with_arviz_and_reports_the_constraint():
         assert len(trace.summary(limit=2)) == 3
 
 
-def test_summary_of_very_few_draws_says_nan_not_nonsense():
+def test_summary_of_very_few_draws_claims_nothing():
     _, trace = make(jnp.ones((1, 3)), num_samples=1)
-    assert np.isnan(trace.summary().get("r_hat", np.nan)).all()
+    assert list(trace.summary().columns) == ["mean", "sd", "max"]
+
+
+def test_saving_never_overwrites_what_is_no_trace(tmp_path):
+    _, trace = make(jnp.ones((2, 3)))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "important.txt").write_text("keep me")
+    with pytest.raises(FileExistsError, match="is no trace"):
+        trace.save(tmp_path / "mine")
+    assert (tmp_path / "mine" / "important.txt").read_text() == "keep me"
+    (tmp_path / "empty").mkdir()
+    assert og.load(trace.save(tmp_path / "empty")).num_draws == 30
+
+
+@pytest.mark.parametrize("positions", [{"chain": jnp.ones((2, 3))}, {("a", 1): jnp.ones((2, 3))}])
+def test_names_that_could_not_be_saved_are_refused_up_front(positions):
+    with pytest.raises(ValueError, match="rename it|must be strings"):
+        make(positions)
 
 
 def test_provenance_is_enough_to_repeat_the_run():

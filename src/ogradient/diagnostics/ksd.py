@@ -26,7 +26,7 @@ class KSD(NamedTuple):
     """The discrepancy and what it takes to judge it."""
 
     value: float  # KSD⊥², U- or V-statistic; the U-statistic averages to 0 under the right law and may be negative
-    standard_error: float  # of the value under the right law: √(2 Σ K²)/n²
+    standard_error: float  # of the value under the right law: √(2 Σ_{i≠j} K²)/(n(n−1))
     p_value: float | None  # how often independent draws of the right law would show as much
     bandwidth: float
     num_draws: int
@@ -80,7 +80,7 @@ def orthogonal_ksd(
         raise ValueError(f"orthogonal_ksd needs at least two draws; got {n}.")
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel
-    geometry = _geometry(problem, draws, min(block_size, n))
+    geometry = _geometry(problem, draws, min(block_size, n), jax.random.key(seed + 1))
     x, drift, _ = geometry
     if not bool(jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(drift))):
         raise ValueError("some draws, or the score or curvature at them, are not finite; remove those draws first.")
@@ -97,7 +97,7 @@ def orthogonal_ksd(
     replicated = (resampled * np.asarray(signs, np.float64)).sum(axis=0) / pairs
     return KSD(
         value=float(observed if statistic == "u" else (total.sum() + diagonal.sum()) / n**2),
-        standard_error=float(np.sqrt(2 * squares.sum()) / n**2),
+        standard_error=float(np.sqrt(2 * squares.sum()) / pairs),
         p_value=float((1 + np.sum(replicated >= observed)) / (1 + num_bootstrap)) if num_bootstrap else None,
         bandwidth=float(h),
         num_draws=n,
@@ -105,15 +105,20 @@ def orthogonal_ksd(
 
 
 @partial(jax.jit, static_argnums=(0, 2))
-def _geometry(problem: Problem, draws: Position, block_size: int) -> tuple[Array, Array, Array]:
-    """Flat positions (centred), a, and the normals Q with D = I − QᵀQ, of all draws."""
+def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) -> tuple[Array, Array, Array]:
+    """Flat positions (centred), a, and the normals Q with D = I − QᵀQ, of all draws.
 
-    def one(position: Position) -> tuple[Array, Array, Array]:
+    Above 64 dimensions a has one Hutchinson probe per draw: the U-statistic is linear in each a_i, so it stays unbiased.
+    """
+
+    def one(argument: tuple[Position, Array]) -> tuple[Array, Array, Array]:
+        position, probe_key = argument
         x, logdensity, constraint, _ = problem.flatten(position)
-        frame, drift = stein_drift(logdensity, constraint, x, measure=problem.measure, method="exact")
+        frame, drift, _ = stein_drift(logdensity, constraint, x, measure=problem.measure, key=probe_key)
         return ravel_pytree(position)[0], drift, frame.root @ frame.jacobian
 
-    x, drift, normals = lax.map(one, jax.tree.map(jnp.asarray, draws), batch_size=block_size)
+    keys = jax.random.split(key, jax.tree.leaves(draws)[0].shape[0])
+    x, drift, normals = lax.map(one, (jax.tree.map(jnp.asarray, draws), keys), batch_size=block_size)
     return x - jnp.mean(x, axis=0, keepdims=True), drift, normals
 
 
@@ -142,7 +147,7 @@ def _rows(
         quadratic = quadratic + jnp.einsum("jm,jmk,jk->j", theirs, overlap, mine)  # (x_i−x_j)ᵀ D_j D_i (x_i−x_j)
         stein = k.value * (drift @ a) + weight * (first - second + trace) - 4 * k.second * quadratic
         others = jnp.where(jnp.arange(n) == index, 0.0, stein)
-        return jnp.sum(others), stein[index], jnp.sum(stein**2), others @ signs
+        return jnp.sum(others), stein[index], jnp.sum(others**2), others @ signs
 
     return lax.map(row, (jnp.arange(n), x, drift, normals), batch_size=block_size)
 

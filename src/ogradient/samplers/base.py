@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from ogradient.problem import Position
+from ogradient.problem import Position, Problem
 from ogradient.status import Status
 from ogradient.stein import RKHSKernel
 
@@ -47,17 +49,24 @@ def init(position: Position) -> ChainState:
 
 
 def make_algorithm(
-    name: str, init: Callable, step: Callable, *, ensemble: bool = False, **settings: Any
+    name: str,
+    problem: Problem,
+    init: Callable,
+    step: Callable,
+    *,
+    ensemble: bool = False,
+    exact: bool = False,
+    **settings: Any,
 ) -> SamplingAlgorithm:
-    """Bundle a sampler, with its name and settings on the step function for the trace's provenance."""
+    """Bundle a sampler; what it is and what it was built for stand on the step function, for checks and provenance."""
 
     def named_init(position: Any, rng_key: Array | None = None) -> Any:
         del rng_key  # part of the contract; no sampler here starts at random
         return init(position)
 
     step.__name__ = name
-    step.settings = settings  # type: ignore[attr-defined]
-    step.ensemble = ensemble  # type: ignore[attr-defined]
+    for attribute, value in (("problem", problem), ("settings", settings), ("ensemble", ensemble), ("exact", exact)):
+        setattr(step, attribute, value)
     return SamplingAlgorithm(named_init, step)
 
 
@@ -68,15 +77,27 @@ def describe(algorithm: Any) -> tuple[str, dict[str, Any]]:
 
 def plain_settings(algorithm: Any) -> dict[str, Any]:
     """The settings as they are written into a trace: numbers and words as they are, kernels by name, functions by kind."""
-    plain = lambda v: (
-        v if isinstance(v, str | int | float | None) else repr(v) if isinstance(v, RKHSKernel) else type(v).__name__
-    )
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            return np.asarray(value, np.float64).tolist()
+        if isinstance(value, RKHSKernel):
+            return repr(value)
+        if callable(value):  # a schedule: by what it says at a few iterations
+            return "schedule " + ", ".join(f"{float(value(jnp.int32(t))):.6g}" for t in (0, 10, 100, 1000, 10_000))
+        return value if isinstance(value, str | int | float | None) else type(value).__name__
+
     return {key: plain(value) for key, value in describe(algorithm)[1].items()}
 
 
 def is_ensemble(step: Callable) -> bool:
     """Whether the position that a step moves is a whole ensemble, with the particles as its first axis."""
     return bool(getattr(step, "ensemble", False))
+
+
+def is_exact(step: Callable) -> bool:
+    """Whether a step needs its position on the constraint set, and keeps it there."""
+    return bool(getattr(step, "exact", False))
 
 
 def as_schedule(step_size: float | Schedule) -> Schedule:
@@ -97,7 +118,11 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be one finite, positive number; got {value!r}.")
 
 
-def keep_finite(proposal: Array, current: Array) -> tuple[Array, Array]:
-    """The proposal if all of it is finite, else the current position; and the status that says so."""
-    finite = jnp.all(jnp.isfinite(proposal))
+def keep_finite(proposal: Array, current: Array, logdensity: Array) -> tuple[Array, Array]:
+    """The proposal if all of it is finite, else the current position; and the status that says so.
+
+    `logdensity` is log π at the current position: where it is not finite the chain has left the support, however finite its
+    gradient may be, and must not wander on unnoticed.
+    """
+    finite = jnp.all(jnp.isfinite(proposal)) & jnp.isfinite(logdensity)
     return jnp.where(finite, proposal, current), jnp.where(finite, Status.OK, Status.NON_FINITE).astype(jnp.int32)

@@ -36,7 +36,8 @@ def build_kernel(problem: Problem, step_size: float | Schedule, *, temperature: 
         x, logdensity, _, unravel = problem.flatten(state.position)
         eta = jnp.asarray(schedule(state.iteration), x.dtype)
         noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(rng_key, x.shape, x.dtype)
-        x, status = keep_finite(x + eta * jax.grad(logdensity)(x) + noise, x)
+        value, score = jax.value_and_grad(logdensity)(x)
+        x, status = keep_finite(x + eta * score + noise, x, value)
         position = unravel(x)
         return ChainState(position, state.iteration + 1), ChainInfo(problem.constraint_value(position), status)
 
@@ -59,4 +60,4 @@ def langevin(problem: Problem, step_size: float | Schedule, *, temperature: floa
     ((2,), 0)
     """
     kernel = build_kernel(problem, step_size, temperature=temperature)
-    return make_algorithm("langevin", init, kernel, step_size=step_size, temperature=temperature)
+    return make_algorithm("langevin", problem, init, kernel, step_size=step_size, temperature=temperature)

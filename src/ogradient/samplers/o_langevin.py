@@ -61,9 +61,10 @@ def build_kernel(
             constraint, x, frame, measure=problem.measure, method=method, num_probes=num_probes, key=probe_key
         )
         noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(noise_key, x.shape, x.dtype)
-        vector = eta * (jax.grad(logdensity)(x) + temperature * tangential) + noise
+        value, score = jax.value_and_grad(logdensity)(x)
+        vector = eta * (score + temperature * tangential) + noise
         rate = eta * temperature * normal - pull(frame.value, eta, alpha, beta)
-        x, status = keep_finite(x + steer(frame, vector, rate), x)
+        x, status = keep_finite(x + steer(frame, vector, rate), x, value)
 
         status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
         position = unravel(x)
@@ -138,4 +139,4 @@ def o_langevin(
         "temperature": temperature,
     }
     kernel = build_kernel(problem, step_size, **settings)
-    return make_algorithm("o_langevin", init, kernel, step_size=step_size, **settings)
+    return make_algorithm("o_langevin", problem, init, kernel, step_size=step_size, **settings)

@@ -64,7 +64,7 @@ def build_kernel(
         x, unravel = flatten_particles(problem, state.position)
         eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
         h, collapsed = next_bandwidth(kernel, x, state)
-        frames, drive = particle_geometry(
+        frames, drive, values = particle_geometry(
             problem, state, x, correction=correction, num_probes=num_probes, key=rng_key, block_size=block_size
         )
         field = mean_field(kernel, h, x, drive, frames.root @ frames.jacobian, block_size)
@@ -78,7 +78,7 @@ def build_kernel(
 
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
         status = jnp.where(jnp.any(frames.deficient), jnp.int32(Status.RANK_DEFICIENT), status)
-        return settle(problem, proposal, state, unravel, h, optimizer_state, status)
+        return settle(problem, proposal, values, state, unravel, h, optimizer_state, status)
 
     return step
 
@@ -92,12 +92,12 @@ def particle_geometry(
     num_probes: int,
     key: Array | None,
     block_size: int | None,
-) -> tuple[Frame, Array]:
-    """Frames of all particles, and a = D s + r of each (n, d)."""
+) -> tuple[Frame, Array, Array]:
+    """Frames of all particles, a = D s + r of each (n, d), and their log densities."""
     _, logdensity, constraint, _ = problem.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))
     method = resolve_correction(correction, x.shape[1])
 
-    def one(argument: tuple[Array, Array | None]) -> tuple[Frame, Array]:
+    def one(argument: tuple[Array, Array | None]) -> tuple[Frame, Array, Array]:
         point, probe_key = argument
         return stein_drift(
             logdensity, constraint, point, measure=problem.measure, method=method, num_probes=num_probes, key=probe_key
@@ -157,5 +157,5 @@ def o_svgd(
     }
     kernel = build_kernel(problem, step_size, **settings)
     return make_algorithm(
-        "o_svgd", build_init(problem, optimizer), kernel, ensemble=True, step_size=step_size, **settings
+        "o_svgd", problem, build_init(problem, optimizer), kernel, ensemble=True, step_size=step_size, **settings
     )

@@ -106,7 +106,8 @@ def mean_field(
 
 def check_memory(n: int, m: int, itemsize: int, block_size: int | None) -> None:
     """Refuse, before anything is allocated, an interaction matrix that cannot fit; say which block size would."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # Where the system does not tell, 8 GiB are assumed.
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**33
     limits = jax.devices()[0].memory_stats() or {}
     budget = limits.get("bytes_limit", available) // 2
     per_row = n * itemsize * (4 + 2 * m)  # distances, kernel, weights and products with the normals
@@ -138,6 +139,7 @@ def tangent_update(
 def settle(
     problem: Problem,
     proposal: Array,
+    logdensities: Array,
     state: ParticleState,
     unravel: Callable,
     h: Array,
@@ -145,7 +147,7 @@ def settle(
     status: Array,
 ) -> tuple[ParticleState, ParticleInfo]:
     """The new state, unless any number of it is not finite: one particle reaches all others, so then all stay."""
-    finite = jnp.all(jnp.isfinite(proposal))
+    finite = jnp.all(jnp.isfinite(proposal)) & jnp.all(jnp.isfinite(logdensities))
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
     position = keep(unravel(proposal), state.position)
     status = jnp.where(finite, status, jnp.int32(Status.NON_FINITE))
@@ -174,11 +176,11 @@ def build_kernel(
         eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
         h, collapsed = next_bandwidth(kernel, x, state)
         logdensity = problem.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[1]
-        scores = over_particles(jax.grad(logdensity), x, block_size)
+        values, scores = over_particles(jax.value_and_grad(logdensity), x, block_size)
         velocity = mean_field(kernel, h, x, scores, None, block_size)
         update, optimizer_state = tangent_update(velocity, x, eta, optimizer, state)
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
-        return settle(problem, x + update, state, unravel, h, optimizer_state, status)
+        return settle(problem, x + update, values, state, unravel, h, optimizer_state, status)
 
     return step
 
@@ -220,5 +222,5 @@ def svgd(
     settings: dict[str, Any] = {"optimizer": optimizer, "rkhs_kernel": rkhs_kernel or rbf(), "block_size": block_size}
     kernel = build_kernel(problem, step_size, **settings)
     return make_algorithm(
-        "svgd", build_init(problem, optimizer), kernel, ensemble=True, step_size=step_size, **settings
+        "svgd", problem, build_init(problem, optimizer), kernel, ensemble=True, step_size=step_size, **settings
     )

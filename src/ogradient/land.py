@@ -1,0 +1,127 @@
+"""From any point to the constraint set: damped Gauss–Newton with minimum-norm steps.
+
+x ← x − t J⁺c(x),  c = (g, (h + δ)₊),  t the first of 1, ½, ¼, … that shortens c enough        (δ: just inside the boundary)
+
+Each iteration costs one frame and the values of c at eight points. It converges quadratically near the set, and stops where
+|g| is a few roundings: 8 eps Σ_i |∂_i g||x_i|.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ogradient.geometry import ConstraintFn, Frame, frame_at, solve
+from ogradient.problem import Position, Problem
+from ogradient.status import Status
+
+HALVINGS = 8
+MAX_ITERATIONS = 100
+ROUNDINGS = 8
+
+
+class Landing(NamedTuple):
+    """Where a point landed, and how. Fields of several points have those as their first axis."""
+
+    position: Position
+    status: Array  # OK, SOLVER_DIVERGED, or NON_FINITE
+    residual: Array  # max |g| (and h₊) at the position: the best one met
+    rank: Array  # of the Jacobian of g there
+    iterations: Array
+
+
+def rounding_level(jacobian: Array, x: Array) -> Array:
+    """How small each |g_k| can be asked to be at x, (m,): a few roundings of the sum that makes it."""
+    eps = jnp.finfo(x.dtype).eps
+    return ROUNDINGS * eps * (jnp.abs(jacobian) @ jnp.abs(x)) + jnp.finfo(x.dtype).tiny
+
+
+def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITERATIONS) -> Landing:
+    """Bring points to g(x) = 0 (and h(x) ≤ 0), from anywhere, each on its own.
+
+    Args:
+        problem: whose constraints are meant; the log density plays no part.
+        positions: one or more starts, with the points as the first axis of every leaf.
+        max_iterations: after which a point that has not landed is given up.
+
+    Returns:
+        A `Landing`. Points with `status` OK are on the set to the last digits; the others are at the best place met, with
+        the `residual` there and the `rank` of the Jacobian (fewer than the number of constraints: they conflict, or a
+        gradient vanishes).
+
+    >>> import jax.numpy as jnp, ogradient as og
+    >>> problem = og.Problem(lambda x: 0.0, equality=lambda x: jnp.sum(x**2) - 1)
+    >>> landing = og.land(problem, jnp.array([[3.0, 4.0], [0.1, 0.0]]))
+    >>> landing.position.round(3).tolist(), landing.status.tolist()
+    ([[0.6, 0.8], [1.0, 0.0]], [0, 0])
+    """
+    if not problem.constrained:
+        raise ValueError("land needs a problem with a constraint: pass equality=... or inequality=... to og.Problem.")
+    problem.check(jax.tree.map(lambda leaf: leaf[0], positions))
+    positions = jax.tree.map(jnp.asarray, positions)
+    return jax.jit(jax.vmap(lambda position: land_one(problem, position, max_iterations)))(positions)
+
+
+def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITERATIONS) -> Landing:
+    """`land` for a single point, a pure function to be mapped and compiled."""
+    x, _, equality, unravel = problem.flatten(position)
+    margin = jnp.sqrt(jnp.finfo(x.dtype).eps)
+    inequality = lambda x: problem.inequality_fn(unravel(x))
+    violated = lambda x: jnp.maximum(
+        inequality(x) + margin, 0.0
+    )  # rows inside the boundary vanish, with their gradient
+    combined: ConstraintFn = lambda x: jnp.concatenate([equality(x), violated(x)])
+
+    def measure(x: Array) -> tuple[Frame, Array, Array]:
+        """Frame, whether x is on the set, and how far it is off: max |g| and h₊."""
+        frame = frame_at(combined, x)
+        m = equality(x).shape[0]
+        feasible = jnp.all(inequality(x) <= 0)
+        g = jnp.abs(frame.value[:m])
+        on_set = feasible & jnp.all(g <= rounding_level(frame.jacobian, x)[:m])
+        off = jnp.max(jnp.concatenate([g, jnp.maximum(inequality(x), 0.0), jnp.zeros((1,), x.dtype)]))
+        return frame, on_set, off
+
+    def keep_going(carry: Any) -> Array:
+        _, _, _, done, stuck, iteration = carry
+        return ~done & ~stuck & (iteration < max_iterations)
+
+    def improve(carry: Any) -> Any:
+        x, best, best_off, _, _, iteration = carry
+        frame, on_set, off = measure(x)
+        better = off < best_off
+        best, best_off = jnp.where(better | on_set, x, best), jnp.where(better | on_set, off, best_off)
+        step = -solve(frame, frame.value) @ frame.jacobian
+        norms = jnp.linalg.norm(frame.jacobian, axis=1)
+        scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1.0), 1.0)  # rows in units of length
+        lengths = 0.5 ** jnp.arange(HALVINGS, dtype=x.dtype)
+        size = lambda y: jnp.linalg.norm(combined(y) * scale)
+        sizes = jax.vmap(lambda t: size(x + t * step))(lengths)
+        enough = sizes <= (1 - 0.25 * lengths) * size(x)
+        chosen = jnp.where(
+            jnp.any(enough), jnp.argmax(enough), jnp.nanargmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))
+        )
+        proposal = x + lengths[chosen] * step
+        stuck = ~jnp.all(jnp.isfinite(proposal)) | jnp.all(step == 0)
+        return jnp.where(stuck | on_set, x, proposal), best, best_off, on_set, stuck & ~on_set, iteration + 1
+
+    start = (x, x, jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), bool), jnp.zeros((), bool), jnp.zeros((), jnp.int32))
+    _, best, best_off, done, _, iterations = lax.while_loop(keep_going, improve, start)
+    finite = jnp.isfinite(best_off)
+    status = jnp.where(done, Status.OK, jnp.where(finite, Status.SOLVER_DIVERGED, Status.NON_FINITE)).astype(jnp.int32)
+    return Landing(
+        unravel(best), status, best_off, _rank(frame_at(combined, best).jacobian[: equality(x).shape[0]]), iterations
+    )
+
+
+def _rank(jacobian: Array) -> Array:
+    """How many rows of the Jacobian are independent, judged on rows of unit length."""
+    if jacobian.shape[0] == 0:
+        return jnp.zeros((), jnp.int32)
+    norms = jnp.linalg.norm(jacobian, axis=1, keepdims=True)
+    rows = jnp.where(norms > 0, jacobian / jnp.where(norms > 0, norms, 1.0), 0.0)
+    values = jnp.linalg.svd(jnp.where(jnp.isfinite(rows), rows, 0.0), compute_uv=False)
+    return jnp.sum(values > 10 * jnp.sqrt(jnp.finfo(rows.dtype).eps))

@@ -1,0 +1,111 @@
+"""Exact kernels: started from exact draws the law stays, in both measures and with any mass; agreement with mici."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from calibrated import SEED
+from scipy import stats
+
+import ogradient as og
+from ogradient import problems
+
+pytestmark = pytest.mark.statistical
+
+ALARM = 1e-5
+CASES = {
+    "cubic": (problems.cubic(), 1.0, 2, None),
+    "cubic-hausdorff": (problems.cubic("hausdorff"), 1.0, 2, None),
+    "ellipse": (problems.ellipse(), 0.5, 3, None),
+    "ellipse-mass": (problems.ellipse(), 0.5, 3, (5.0, 1.0)),
+    "ellipse-hausdorff": (problems.ellipse("hausdorff"), 0.5, 3, None),
+    "ellipse-hausdorff-mass": (problems.ellipse("hausdorff"), 0.5, 3, (5.0, 1.0)),
+    "torus_b": (problems.torus("b"), 0.3, 3, None),
+    "torus_b-mass": (problems.torus("b"), 0.3, 3, (1.0, 1.0, 0.3)),
+    "torus_b-hausdorff-mass": (problems.torus("b", "hausdorff"), 0.3, 3, (1.0, 1.0, 0.3)),
+    "bingham": (problems.bingham(), 0.5, 3, None),
+    "SO(4)": (problems.orthogonal(4), 0.5, 3, None),
+    "spherical_cap": (problems.spherical_cap(3, 0.3), 0.4, 2, None),
+}
+
+
+def check_invariance(known, algorithm, *, num_chains=6000, num_samples=12):
+    """From exact draws, every moment at the end still has its value; and the chains have moved."""
+    starts = known.exact(jax.random.key(2000 + SEED), num_chains)
+    trace = og.sample(
+        SEED, known.problem, starts, algorithm=algorithm, num_warmup=0, num_samples=num_samples, progress=False
+    )
+    assert trace.sample_stats["is_accepted"].mean() > 0.4
+    moved = np.linalg.norm(trace["x"][:, -1] - np.asarray(starts), axis=1)
+    assert np.mean(moved > 0.1 * np.asarray(starts).std()) > 0.8, "most chains must have gone somewhere"
+    for name, moment in known.moments.items():
+        if name == "x₁²":
+            continue  # its own variance hardly exists
+        values = np.asarray(jax.vmap(moment.function)(jnp.asarray(trace["x"][:, -1])), float)
+        limit = stats.norm.ppf(1 - ALARM / 2) * values.std(ddof=1) / np.sqrt(num_chains)
+        assert abs(values.mean() - moment.value) < limit, (
+            f"{name}: {values.mean():.4g}, truth {moment.value:.4g} ± {limit:.2g}"
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_law_stays(name, x64):
+    known, step_size, num_steps, mass = CASES[name]
+    mass = None if mass is None else jnp.array(mass)
+    check_invariance(known, og.chmc(known.problem, step_size, num_integration_steps=num_steps, inverse_mass=mass))
+
+
+@pytest.mark.parametrize("name", ["cubic", "ellipse-mass", "torus_b"])
+def test_the_law_stays_in_float32_and_with_one_step(name):
+    known, step_size, _, mass = CASES[name]
+    mass = None if mass is None else jnp.array(mass)
+    check_invariance(known, og.clangevin(known.problem, step_size, inverse_mass=mass), num_samples=20)
+
+
+def test_the_law_stays_with_partial_refreshment_and_chord(x64):
+    known = problems.ellipse()
+    algorithm = og.chmc(known.problem, 0.3, num_integration_steps=2, refreshment=0.4, projection="chord")
+    check_invariance(known, algorithm, num_samples=20)
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="negative control: the other measure moves the law")
+def test_the_other_measure_is_seen(x64):
+    known = problems.ellipse()
+    other = og.Problem(known.problem.logdensity_fn, known.problem.equality, measure="hausdorff")
+    known = dataclasses.replace(known, problem=other)
+    check_invariance(known, og.chmc(other, 0.5, num_integration_steps=3), num_samples=60)
+
+
+def mici_moments(known, hausdorff, num_chains=4, num_samples=600):
+    """E[x²] on the ellipse by mici's constrained HMC, with chain means for its error."""
+    import mici
+
+    system = mici.systems.DenseConstrainedEuclideanMetricSystem(
+        neg_log_dens=lambda q: 0.0,
+        grad_neg_log_dens=lambda q: np.zeros(2),
+        constr=lambda q: np.array([0.5 * (q[0] ** 2 / 9 + q[1] ** 2 - 1)]),
+        jacob_constr=lambda q: np.array([[q[0] / 9, q[1]]]),
+        mhp_constr=lambda q: lambda m: m[0] @ np.diag([1 / 9, 1.0]),
+        dens_wrt_hausdorff=hausdorff,
+    )
+    integrator = mici.integrators.ConstrainedLeapfrogIntegrator(system, step_size=0.5)
+    sampler = mici.samplers.StaticMetropolisHMC(system, integrator, np.random.default_rng(SEED), n_step=4)
+    starts = [np.array([3 * np.cos(t), np.sin(t)]) for t in range(num_chains)]
+    result = sampler.sample_chains(
+        0, num_samples, starts, trace_funcs=[lambda s: {"x": s.pos}], display_progress=False, n_process=1
+    )
+    return np.array([np.mean(chain[:, 0] ** 2) for chain in result.traces["x"]])
+
+
+@pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
+def test_mici_agrees(measure, x64):
+    known = problems.ellipse(measure)
+    algorithm = og.chmc(known.problem, 0.5, num_integration_steps=4)
+    starts = known.start_on(jax.random.key(SEED), 64)
+    trace = og.sample(SEED, known.problem, starts, algorithm=algorithm, num_samples=400, progress=False)
+    ours, theirs = (trace["x"][..., 0] ** 2).mean(axis=1), mici_moments(known, measure == "hausdorff")
+    error = np.hypot(*(m.std(ddof=1) / np.sqrt(len(m)) for m in (ours, theirs)))
+    assert error < 0.15  # the measures are 1.02 apart
+    assert abs(ours.mean() - theirs.mean()) < 6 * error

@@ -1,0 +1,87 @@
+"""From anywhere to the set, to the last digits; and a clear report where that cannot be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ogradient as og
+from ogradient import problems
+
+KNOWN = [
+    problems.cubic(),
+    problems.ellipse(),
+    problems.torus("a"),
+    problems.torus("b"),
+    problems.von_mises_fisher(100, 50.0),
+]
+KNOWN += [
+    problems.affine_gaussian(),
+    problems.transport(50, 5),
+    problems.orthogonal(5),
+    problems.spherical_cap(10, 0.3),
+]
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda k: k.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_start_lands_at_rounding_level(known, dtype, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    starts = known.start_off(jax.random.key(0), 40).astype(dtype)
+    landing = og.land(known.problem, starts)
+    assert landing.position.dtype == dtype
+    assert not np.any(landing.status)
+    assert landing.iterations.max() < 30
+    x = np.asarray(landing.position, np.float64)
+    J = np.asarray(jax.vmap(jax.jacobian(known.problem.equality_fn))(landing.position), np.float64)
+    g = np.abs(np.asarray(jax.vmap(known.problem.equality_fn)(landing.position), np.float64))
+    level = 8 * np.finfo(dtype).eps * np.einsum("nmd,nd->nm", np.abs(J), np.abs(x))
+    assert np.all(g <= level + 1e-300)
+    assert np.all(landing.rank == J.shape[1])
+    if known.problem.inequality is not None:
+        assert np.all(jax.vmap(known.problem.inequality_fn)(landing.position) <= 0)
+
+
+def test_a_point_on_the_set_stays():
+    on = jnp.array([[0.6, 0.8]])
+    landing = og.land(og.Problem(lambda x: 0.0, lambda x: jnp.sum(x**2) - 1), on)
+    np.testing.assert_array_equal(landing.position, on)
+    assert int(landing.iterations[0]) == 1
+
+
+def test_steps_are_of_minimum_norm():
+    plane = og.Problem(lambda x: 0.0, lambda x: x[0] + x[1] - 2)
+    np.testing.assert_allclose(og.land(plane, jnp.array([[1.0, -3.0, 7.0]])).position, [[3.0, -1.0, 7.0]], atol=1e-6)
+
+
+def test_positions_may_be_pytrees_and_inequalities_alone():
+    problem = og.Problem(lambda p: 0.0, inequality=[lambda p: p["a"] - 3, lambda p: 1 - p["a"]])
+    landing = og.land(problem, {"a": jnp.array([-5.0, 2.0, 9.0])})
+    assert not np.any(landing.status)
+    np.testing.assert_allclose(landing.position["a"], [1.0, 2.0, 3.0], atol=1e-3)
+    assert np.all((landing.position["a"] >= 1) & (landing.position["a"] <= 3))
+
+
+@pytest.mark.parametrize(
+    ("equality", "rank"),
+    [(lambda x: x[0] ** 2 + 1, 1), (lambda x: jnp.array([x[0], x[0] + 1]), 1)],
+    ids=["unreachable", "conflicting"],
+)
+def test_what_cannot_land_is_reported(equality, rank):
+    problem = og.Problem(lambda x: -0.5 * x @ x, equality)
+    starts = jnp.array([[3.0, 1.0], [-2.0, 0.5]])
+    landing = og.land(problem, starts)
+    assert np.all(landing.status == og.Status.SOLVER_DIVERGED)
+    assert np.all(landing.rank <= rank)
+    assert 0.4 < landing.residual.min() < 1.1
+    with (
+        pytest.warns(og.ConstraintWarning),
+        pytest.raises(ValueError, match=r"could not be brought onto the set: .* residual is"),
+    ):
+        og.sample(0, problem, starts)
+
+
+def test_no_constraint_is_refused():
+    with pytest.raises(ValueError, match="land needs a problem with a constraint"):
+        og.land(og.Problem(lambda x: 0.0), jnp.ones((2, 2)))
