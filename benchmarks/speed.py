@@ -79,8 +79,96 @@ def cubic():
     ]
 
 
-def mici_langevin(starts):
-    """mici's constrained Langevin (one RATTLE step of 0.3), conditional measure, hand-written derivatives."""
+def exact():
+    """CHMC: the cubic with the paper's setting, mici's own README torus by effective draws, and SO(11)."""
+    known = og.problems.cubic()
+    starts = og.land(known.problem, known.start_on(jax.random.key(1), 50)).position
+    ours = stepper(og.chmc(known.problem, 1.0, num_integration_steps=2), starts)
+    mici = mici_langevin(np.asarray(starts, float), step_size=1.0, num_steps=2)
+    best = in_turns(3, ours=lambda: ours(2000), mici=lambda: mici(2))
+    rows = [row("CHMC, cubic, 50 chains", best["ours"], best["mici"], "mici CHMC", 300, speedup=True)]
+
+    problem = mici_torus_problem()
+    angles = np.random.default_rng(0).uniform(0, 2 * np.pi, (50, 2))
+    radius = 1 + 0.5 * np.cos(angles[:, 1])
+    torus = jnp.asarray(
+        np.stack([radius * np.cos(angles[:, 0]), radius * np.sin(angles[:, 0]), 0.5 * np.sin(angles[:, 1])], 1)
+    )
+    algorithm = og.chmc(problem, 0.2, num_integration_steps=5)
+    trace = og.sample(0, problem, torus, algorithm=algorithm, num_samples=1000, num_warmup=100, progress=False)
+    per_draw = trace.summary(digits=None)["ess_bulk"].min() / (trace.num_chains * trace.num_draws)
+    peer_per_draw, peer_seconds = mici_torus(np.asarray(torus[:4], float))
+    seconds = stepper(algorithm, og.land(problem, torus).position)(1000) / 50
+    rows.append(
+        row(
+            "CHMC, mici's torus, per effective draw",
+            seconds / per_draw,
+            peer_seconds / peer_per_draw,
+            "mici CHMC",
+            300,
+            speedup=True,
+        )
+    )
+
+    group = og.problems.orthogonal(11)
+    flat = og.Problem(
+        group.problem.logdensity_fn, group.problem.equality, measure="hausdorff"
+    )  # det G is constant there
+    rotations = og.land(flat, group.start_on(jax.random.key(2), 16)).position
+    ours = stepper(og.chmc(flat, 0.2, num_integration_steps=1, projection="chord"), rotations)
+    seconds = min(ours(50) for _ in range(3)) / 16
+    return [*rows, row("CHMC, SO(11), a step of one of 16 chains", seconds, 1e-3, "a limit", 1)]
+
+
+def mici_torus_problem():
+    """Form a of the torus (R = 1, r = ½), density against area ∝ (1 + .9 sin 4θ cos φ)/(1 + (r/R) cos φ)."""
+
+    def logdensity(x):
+        theta, rho = jnp.arctan2(x[1], x[0]), jnp.hypot(x[0], x[1])
+        cos_phi = (rho - 1) / 0.5
+        return jnp.log1p(0.9 * jnp.sin(4 * theta) * cos_phi) - jnp.log1p(0.5 * cos_phi)
+
+    equality = lambda x: (jnp.hypot(x[0], x[1]) - 1) ** 2 + x[2] ** 2 - 0.25
+    return og.Problem(logdensity, equality=equality, measure="hausdorff")
+
+
+def mici_torus(starts, num_samples=150):
+    """Effective draws per draw and seconds per draw of mici's constrained HMC on the same torus."""
+    import mici
+    from arviz_stats.base import array_stats
+
+    problem = mici_torus_problem()
+    with jax.enable_x64(True):
+        gradient, jacobian, hessian = (
+            jax.jit(f)
+            for f in (
+                jax.grad(lambda q: -problem.logdensity_fn(q)),
+                jax.grad(problem.equality),
+                jax.hessian(problem.equality),
+            )
+        )
+        density, constraint = jax.jit(lambda q: -problem.logdensity_fn(q)), jax.jit(problem.equality)
+        system = mici.systems.DenseConstrainedEuclideanMetricSystem(
+            neg_log_dens=lambda q: float(density(q)),
+            grad_neg_log_dens=lambda q: np.asarray(gradient(q)),
+            constr=lambda q: np.asarray(constraint(q))[None],
+            jacob_constr=lambda q: np.asarray(jacobian(q))[None],
+            mhp_constr=lambda q: lambda m: m[0] @ np.asarray(hessian(q)),
+        )
+        integrator = mici.integrators.ConstrainedLeapfrogIntegrator(system, step_size=0.2)
+        sampler = mici.samplers.StaticMetropolisHMC(system, integrator, np.random.default_rng(0), n_step=5)
+        keep = {"trace_funcs": [lambda state: {"x": state.pos}], "display_progress": False, "n_process": 1}
+        sampler.sample_chains(0, 5, list(starts), **keep)
+        began = time.perf_counter()
+        result = sampler.sample_chains(0, num_samples, list(starts), **keep)
+        seconds = (time.perf_counter() - began) / (num_samples * len(starts))
+    draws = np.stack(result.traces["x"])
+    ess = min(float(array_stats.ess(draws[..., i], chain_axis=0, draw_axis=1)) for i in range(3))
+    return ess / (num_samples * len(starts)), seconds
+
+
+def mici_langevin(starts, step_size=0.3, num_steps=1):
+    """mici's constrained HMC (Langevin: one RATTLE step of 0.3), conditional measure, hand-written derivatives."""
     import mici
 
     def neg_log_dens(q):
@@ -101,8 +189,8 @@ def mici_langevin(starts):
         grad_neg_log_dens=grad_neg_log_dens,
         dens_wrt_hausdorff=False,
     )
-    integrator = mici.integrators.ConstrainedLeapfrogIntegrator(system, step_size=0.3)
-    transition = mici.transitions.MetropolisStaticIntegrationTransition(system, integrator, n_step=1)
+    integrator = mici.integrators.ConstrainedLeapfrogIntegrator(system, step_size=step_size)
+    transition = mici.transitions.MetropolisStaticIntegrationTransition(system, integrator, n_step=num_steps)
     rng = np.random.default_rng(0)
 
     def seconds(iterations):
@@ -178,4 +266,4 @@ def importing():
     return [row("import ogradient", best["ours"], best["jax"], "import jax", 1.5)]
 
 
-BENCHMARKS = {"cubic": cubic, "transport": transport, "particles": particles, "import": importing}
+BENCHMARKS = {"cubic": cubic, "transport": transport, "particles": particles, "exact": exact, "import": importing}

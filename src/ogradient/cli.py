@@ -58,7 +58,9 @@ def list_things(what: Annotated[str, typer.Argument(help="samplers, problems, ex
 
 @run_app.command("synthetic")
 def run_synthetic(
-    sampler: Annotated[str | None, typer.Option(help="o_langevin, o_svgd, langevin or svgd; all by default.")] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="o_langevin, o_svgd, chmc, clangevin, langevin or svgd; all by default.")
+    ] = None,
     start: Annotated[str | None, typer.Option(help="on or off the set; both by default.")] = None,
     chains: Chains = 500,
     steps: Annotated[int, typer.Option(min=1, help="Iterations; the paper has 5,000 (on) and 8,000 (off).")] = 20_000,

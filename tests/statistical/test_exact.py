@@ -78,7 +78,7 @@ def test_the_other_measure_is_seen(x64):
     check_invariance(known, og.chmc(other, 0.5, num_integration_steps=3), num_samples=60)
 
 
-def mici_moments(known, hausdorff, num_chains=4, num_samples=600):
+def mici_moments(known, hausdorff, num_chains=8, num_samples=800):
     """E[x²] on the ellipse by mici's constrained HMC, with chain means for its error."""
     import mici
 

@@ -101,11 +101,10 @@ def test_failed_moves_are_counted_and_rejected():
 
 def test_a_chain_that_never_moves_is_told():
     known = og.problems.ellipse()
-    algorithm = og.chmc(known.problem, 1e4, num_integration_steps=1)
-    with pytest.warns(og.ConstraintWarning, match="never moved: every move was rejected"):
-        og.sample(
-            0, known.problem, known.start_on(jax.random.key(0), 2), algorithm=algorithm, num_samples=20, progress=False
-        )
+    algorithm, starts = og.chmc(known.problem, 1e4, num_integration_steps=1), known.start_on(jax.random.key(0), 2)
+    never_moved = pytest.warns(og.ConstraintWarning, match="never moved: every move was rejected")
+    with pytest.warns(og.ConstraintWarning, match="never meet"), never_moved:
+        og.sample(0, known.problem, starts, algorithm=algorithm, num_samples=100, progress=False)
 
 
 def test_inequalities_are_never_violated():

@@ -158,3 +158,11 @@ def test_signs_are_fair_independent_bits():
     assert np.abs(signs.mean(axis=0)).max() < 5 / np.sqrt(2000)
     gram = signs.T @ signs / 2000 - np.eye(70)
     assert np.abs(gram).max() < 5.5 / np.sqrt(2000)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 8, 9, 16, 33, 66])
+def test_triangular_inverse(m):
+    lower = jnp.tril(jax.random.normal(jax.random.key(m), (m, m))) + 3 * jnp.sqrt(m) * jnp.eye(m)
+    inverse = geo._invert_lower(lower)
+    np.testing.assert_allclose(inverse @ lower, np.eye(m), atol=1e-12)
+    np.testing.assert_array_equal(jnp.triu(inverse, 1), np.zeros((m, m)))

@@ -43,7 +43,8 @@ def test_variables_keep_their_names_and_survive_the_disk(name, tmp_path):
     for leaf, start in zip(jax.tree.leaves(trace.position), jax.tree.leaves(positions), strict=True):
         assert leaf.shape == (4, 30, *start.shape[1:])
     loaded = og.load(trace.save(tmp_path / "trace.zarr"))
-    assert loaded.provenance == json.loads(json.dumps(trace.provenance))
+    kept = {k: v for k, v in loaded.provenance.items() if k != "custom_containers"}
+    assert kept == json.loads(json.dumps(trace.provenance))
     if name not in ("named", "ordered"):
         assert jax.tree.structure(loaded.position) == jax.tree.structure(positions)
     for key in names:

@@ -21,7 +21,7 @@ from ogradient.plots import COLOURS, animate_samples, draw_curves, draw_samples,
 from ogradient.problem import Problem
 from ogradient.problems import KnownProblem, cubic
 from ogradient.runner import sample
-from ogradient.samplers import SamplingAlgorithm, langevin, o_langevin, o_svgd, svgd
+from ogradient.samplers import SamplingAlgorithm, chmc, clangevin, langevin, o_langevin, o_svgd, svgd
 from ogradient.samplers.base import is_ensemble
 from ogradient.trace import Trace
 
@@ -41,6 +41,8 @@ class Setting:
 SETTINGS: dict[str, Setting] = {
     "o_langevin": Setting(lambda problem: o_langevin(problem, 0.01, alpha=100.0)),
     "o_svgd": Setting(lambda problem: o_svgd(problem, 0.5), most_steps=5000, most_draws=100),
+    "chmc": Setting(lambda problem: chmc(problem, 1.0, num_integration_steps=2), most_steps=5000),
+    "clangevin": Setting(lambda problem: clangevin(problem, 0.3)),
     "langevin": Setting(lambda problem: langevin(problem, 0.01)),
     "svgd": Setting(lambda problem: svgd(problem, optimizer=optax.adam(0.1)), most_steps=5000, most_draws=100),
 }
