@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 demo: install
-	@$(BIN)/ogradient run synthetic --out results
+	@$(BIN)/ogradient run synthetic --chains 200 --out results
 
 test: install
 	$(BIN)/python -m pytest -m "not slow"

@@ -95,6 +95,24 @@ def run_hyperparameters(
         )
 
 
+@run_app.command("runtime")
+def run_runtime(
+    chains: Chains = 100,
+    seconds: Annotated[
+        float, typer.Option(min=0.01, help="For each of our samplers; mici's get four times that.")
+    ] = 5.0,
+    peers: Annotated[bool, typer.Option(help="Run mici's samplers too, where it is installed.")] = True,
+    seed: Seed = 0,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """Energy distance on the cubic against seconds, with mici's samplers beside ours."""
+    from ogradient.experiments import runtime
+
+    with jax.enable_x64(True):
+        _finish("runtime", *runtime.run(runtime.Config(chains, seconds, peers, seed), out, progress=not quiet))
+
+
 @run_app.command("theory")
 def run_theory(
     particles: Annotated[int, typer.Option(min=2, help="Particles, and chains.")] = 100,

@@ -85,6 +85,16 @@ def test_hyperparameters(tmp_path):
     assert table[2]["mean |g|"] < table[1]["mean |g|"] < table[0]["mean |g|"]
 
 
+def test_runtime(tmp_path):
+    result = invoke("run", "runtime", "--chains", 6, "--seconds", 0.05, "--quiet", "--out", tmp_path)
+    assert result.exit_code == 0
+    curves = json.loads((tmp_path / "runtime" / "metrics.json").read_text())["curves"]
+    assert {"o_langevin", "o_svgd", "chmc", "clangevin", "mici CHMC, conditional", "mici CLangevin, Hausdorff"} <= set(
+        curves
+    )
+    assert all(len(c["seconds"]) == len(c["energy"]) >= 1 for c in curves.values())
+
+
 def test_theory(tmp_path):
     result = invoke("run", "theory", "--particles", 10, "--steps", 400, "--quiet", "--out", tmp_path)
     assert result.exit_code == 0

@@ -3,5 +3,6 @@
 EXPERIMENTS = {
     "synthetic": "the paper's cubic: energy distance and |g| against iterations, from on and off the set",
     "hyperparameters": "O-Langevin on the cubic from off the set, for several alpha and beta",
+    "runtime": "energy distance on the cubic against seconds, with mici's samplers beside ours",
     "theory": "decay of |g| against the predicted rates, and of the Stein discrepancy, for O-SVGD and O-Langevin",
 }
