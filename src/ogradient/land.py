@@ -8,6 +8,7 @@ Each iteration costs one frame and the values of c at eight points. It converges
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -61,8 +62,12 @@ def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITE
     if not problem.constrained:
         raise ValueError("land needs a problem with a constraint: pass equality=... or inequality=... to og.Problem.")
     problem.check(jax.tree.map(lambda leaf: leaf[0], positions))
-    positions = jax.tree.map(jnp.asarray, positions)
-    return jax.jit(jax.vmap(lambda position: land_one(problem, position, max_iterations)))(positions)
+    return _land_all(problem, jax.tree.map(jnp.asarray, positions), max_iterations)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _land_all(problem: Problem, positions: Position, max_iterations: int) -> Landing:
+    return jax.vmap(lambda position: land_one(problem, position, max_iterations))(positions)
 
 
 def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITERATIONS) -> Landing:

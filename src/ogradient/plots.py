@@ -89,30 +89,25 @@ def animate_samples(
     titles: Sequence[str],
     *,
     limits: tuple[float, float, float, float],
-    frames_per_second: int = 8,
+    milliseconds: int = 150,
 ) -> bytes:
     """Two-dimensional draws over the density, one picture per frame, as the bytes of a GIF. The last frame stays a while."""
-    import tempfile
-    from pathlib import Path
+    from io import BytesIO
 
-    from matplotlib.animation import FuncAnimation, PillowWriter
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
 
     figure, axes = new_figure(1, 1, width=3.6, height=2.8)
-    FigureCanvasAgg(figure)
     axis = axes[0, 0]
     draw_samples(axis, logdensity, constraint, {"": frames[0]}, limits=limits)
     axis.get_legend().remove()
-    dots = axis.collections[-1]
-
-    def show(index: int) -> list[Any]:
-        index = min(index, len(frames) - 1)
-        dots.set_offsets(frames[index])
-        axis.set_title(titles[index], fontsize=9)
-        return [dots]
-
-    animation = FuncAnimation(figure, show, frames=len(frames) + 2 * frames_per_second, blit=False)
-    with tempfile.TemporaryDirectory() as folder:  # the writer takes a path only
-        path = Path(folder) / "animation.gif"
-        animation.save(path, writer=PillowWriter(fps=frames_per_second), dpi=110)
-        return path.read_bytes()
+    dots, pictures = axis.collections[-1], []
+    for points, title in zip(frames, titles, strict=True):
+        dots.set_offsets(points)
+        axis.set_title(title, fontsize=9)
+        buffer = BytesIO()
+        figure.savefig(buffer, format="png", dpi=110)
+        pictures.append(Image.open(buffer).convert("P", palette=Image.Palette.ADAPTIVE, colors=64))
+    durations = [milliseconds] * (len(pictures) - 1) + [2000]
+    out = BytesIO()
+    pictures[0].save(out, format="GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+    return out.getvalue()

@@ -30,7 +30,10 @@ from ogradient.trace import Trace, in_order_of
 from ogradient.tuning import find_step_size, tune_chmc
 
 CHUNK_SECONDS = 0.5  # how long a chunk should take: the grain of progress and of Ctrl-C
-CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device
+CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device,
+CHUNK_ROWS = (
+    4096  # and how many at most; it does not follow num_samples, so that runs of any length share a compilation
+)
 
 
 def sample(
@@ -113,7 +116,7 @@ def sample(
     run = _Run(problem, algorithm, key, num_warmup, thinning, states, done)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
     started = time.perf_counter()
-    interrupted = run.advance(total, num_samples, chunk_size, progress, stop_when_bad=throw)
+    interrupted = run.advance(total, chunk_size, progress, stop_when_bad=throw)
     trace = run.trace(seed, resume, seconds=time.perf_counter() - started)
     trace = _deliver(trace, run, interrupted, throw)
     if component_fn is not None:
@@ -145,16 +148,14 @@ class _Run:
         self.rows: list[Any] = []
         self.counts = np.zeros((self.num_chains, len(Status)), np.int64)
 
-    def advance(
-        self, total: int, num_samples: int, chunk_size: int | None, progress: bool, *, stop_when_bad: bool
-    ) -> bool:
+    def advance(self, total: int, chunk_size: int | None, progress: bool, *, stop_when_bad: bool) -> bool:
         """Run to absolute step `total`; True if the user interrupted."""
         name, settings = describe(self.algorithm)
         step_size = settings.get("step_size")
         label = name if step_size is None or callable(step_size) else f"{name}({step_size:.3g})"
         with _progress_bar(total, self.done, label, progress) as bar:
             bar.set_postfix_str("compiling")
-            capacity = self._capacity(num_samples)
+            capacity = self._capacity()
             self._chunk(0, capacity)  # no step yet: it only compiles
             length = chunk_size or 32
             try:
@@ -193,12 +194,12 @@ class _Run:
         value = rows["stats"].get("equality")
         return None if value is None or value.size == 0 else float(np.abs(value).max())
 
-    def _capacity(self, num_samples: int) -> int:
+    def _capacity(self) -> int:
         row = jax.eval_shape(
             partial(_step_and_observe, self.problem, self.algorithm.step, self.key), self.states, jnp.int32(0)
         )
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
-        return int(np.clip(CHUNK_BYTES // max(size, 1), 1, num_samples)) + 1  # one more for a row begun, not finished
+        return int(np.clip(CHUNK_BYTES // max(size, 1), 1, CHUNK_ROWS)) + 1  # one more for a row begun, not finished
 
     def trace(self, seed: int | Array, resume: Trace | None, *, seconds: float) -> Trace | None:
         """All draws so far, those of the resumed trace first; None if there are none."""

@@ -174,7 +174,7 @@ def violation_of(x: np.ndarray) -> float:
 def write(folder: Path, results: Sequence[Result], config: Config, floor: Floor, *, keep_traces: bool = False) -> Path:
     """The folder of one sampler, or of the comparison."""
     names = sorted({r.sampler for r in results}, key=list(SETTINGS).index)
-    moving = [r for r in results if r.trace.ensemble and r.start == "off"]
+    moving = [r for r in results if r.sampler == "o_svgd" and r.start == "off"]
     curves = [{k: getattr(r, k) for k in ("sampler", "start", "iterations", "energy", "violation")} for r in results]
     particles = SETTINGS["o_svgd"]
     return write_folder(
@@ -229,8 +229,11 @@ def draw(results: Sequence[Result], floor: Floor) -> Any:
 
 def animate(result: Result) -> bytes:
     """Particles landing and spreading, as a GIF."""
-    titles = [f"{result.sampler}, iteration {t:,}" for t in result.iterations]
-    return animate_samples(cubic_logdensity, cubic_constraint, result.draws, titles, limits=WIDE_LIMITS)
+    last = len(result.draws) - 1
+    shown = sorted({*range(min(8, last)), *range(8, last, 2), last})  # landing in full, spreading in larger strides
+    titles = [f"{result.sampler}, iteration {result.iterations[i]:,}" for i in shown]
+    draws = [result.draws[i] for i in shown]
+    return animate_samples(cubic_logdensity, cubic_constraint, draws, titles, limits=WIDE_LIMITS)
 
 
 def cubic_constraint(x: np.ndarray, y: np.ndarray) -> np.ndarray:
