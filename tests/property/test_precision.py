@@ -111,15 +111,19 @@ def test_kernels(name, m, x, seed):
             return
         x = np.asarray(landing.position[0])
     # JAX draws other normals in float64 than in float32, so both precisions are handed the same ones.
-    normal = jax.random.normal
+    normal, uniform = jax.random.normal, jax.random.uniform
 
     def shared(key, shape, dtype):
         return jnp.asarray(normal(key, shape, jnp.float32), dtype)
+
+    def shared_uniform(key, shape, dtype):
+        return jnp.asarray(uniform(key, shape, jnp.float32), dtype)
 
     problem = og.Problem(lambda x: -0.25 * jnp.sum(x**4) + jnp.sin(x[0]), CONSTRAINTS[m])
     algorithm, key = KERNELS[name](problem), jax.random.key(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.random, "normal", shared)
+        patch.setattr(jax.random, "uniform", shared_uniform)
         step = _compiled(name, m, algorithm)
         single, info = step(key, algorithm.init(jnp.asarray(x, jnp.float32)))
         with jax.enable_x64(True):
