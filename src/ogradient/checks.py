@@ -153,7 +153,15 @@ def warn_if_separate(trace: Trace) -> None:
 
     Two chains meet when the boxes around their draws overlap in every coordinate; by `component_fn`, when they share a label.
     """
-    if trace.ensemble or trace.num_chains < 2 or trace.num_draws < 100:
+    exact = (
+        "is_accepted" in trace.sample_stats
+    )  # O-Langevin takes small steps: a short run of it has not met for that reason
+    if (
+        trace.ensemble
+        or trace.num_chains < 2
+        or trace.num_draws < 100
+        or not (exact or "component" in trace.sample_stats)
+    ):
         return
     if "component" in trace.sample_stats:
         labels = trace.sample_stats["component"].reshape(trace.num_chains, -1).astype(np.float64)
