@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ogradient as og
@@ -99,13 +99,6 @@ EXACT = [name for name in KERNELS if name.startswith("c")]
 @given(x=points, seed=seeds)
 def test_kernels(name, m, x, seed):
     compare_kernels(name, m, x, seed)
-
-
-@pytest.mark.parametrize("name", EXACT)
-@settings(max_examples=2)  # their loops are compiled anew for every eager call
-@given(x=points, seed=seeds)
-def test_exact_kernels(name, x, seed):
-    compare_kernels(name, 1, x, seed)
 
 
 def compare_kernels(name, m, x, seed):
