@@ -283,7 +283,7 @@ def bingham() -> KnownProblem:
 
 def orthogonal(n: int = 4) -> KnownProblem:
     """Rotations: n×n matrices with X Xᵀ = I and det X = 1, uniform (Haar); d = n², m = n(n+1)/2, positions flattened."""
-    upper = np.triu_indices(n)
+    upper = tuple(index.astype(np.int32) for index in np.triu_indices(n))  # int32 in either precision
     matrix = lambda x: x.reshape(n, n)
 
     def exact(key: Array, count: int) -> Array:
