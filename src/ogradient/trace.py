@@ -232,7 +232,7 @@ def in_order_of(trace: Trace, like: Position) -> Position:
 
 def _is_trace(path: Path) -> bool:
     try:
-        return "ogradient" in json.loads((path / "zarr.json").read_text())["attributes"]
+        return "ogradient" in json.loads((path / "zarr.json").read_text("utf-8"))["attributes"]
     except (OSError, ValueError, KeyError):
         return False
 

@@ -42,18 +42,18 @@ def test_synthetic_leaves_a_whole_folder_and_repeats(tmp_path):
     mine = tmp_path / "a" / "synthetic" / "o_langevin"
     assert {p.name for p in mine.iterdir()} == FILES | {"trace-on.zarr", "trace-off.zarr"}
     assert (tmp_path / "a" / "synthetic" / "o_svgd" / "animation.gif").read_bytes()[:4] == b"GIF8"
-    metrics, config = (json.loads((mine / f"{n}.json").read_text()) for n in ("metrics", "config"))
+    metrics, config = (json.loads((mine / f"{n}.json").read_text("utf-8")) for n in ("metrics", "config"))
     assert {c["start"] for c in metrics["curves"]} == {"on", "off"}
     assert config["seed"] == 5
     assert config["precision"] == "float64"
     assert og.load(mine / "trace-off.zarr")["x"].shape == (20, 6, 2)
     assert metrics["table"][1]["landed after"] < 20
-    page = (mine / "report.html").read_text()
+    page = (mine / "report.html").read_text("utf-8")
     assert "data:image/png;base64," in page
     assert "energy distance" in page
 
     invoke(*call, "--out", tmp_path / "b", "--sampler", "o_langevin")
-    again = json.loads((tmp_path / "b" / "synthetic" / "o_langevin" / "metrics.json").read_text())
+    again = json.loads((tmp_path / "b" / "synthetic" / "o_langevin" / "metrics.json").read_text("utf-8"))
     assert again["curves"] == metrics["curves"]
 
 
@@ -73,14 +73,14 @@ def test_synthetic_with_one_start_and_sampler(tmp_path):
         "--out",
         tmp_path,
     )
-    metrics = json.loads((tmp_path / "synthetic" / "metrics.json").read_text())
+    metrics = json.loads((tmp_path / "synthetic" / "metrics.json").read_text("utf-8"))
     assert [(c["sampler"], c["start"]) for c in metrics["curves"]] == [("langevin", "on")]
 
 
 def test_hyperparameters(tmp_path):
     result = invoke("run", "hyperparameters", "--chains", 10, "--steps", 40, "--quiet", "--out", tmp_path)
     assert result.exit_code == 0
-    table = json.loads((tmp_path / "hyperparameters" / "o_langevin" / "metrics.json").read_text())["table"]
+    table = json.loads((tmp_path / "hyperparameters" / "o_langevin" / "metrics.json").read_text("utf-8"))["table"]
     assert [(row["alpha"], row["beta"]) for row in table] == [(1, 0), (10, 0), (100, 0), (1, 0.5), (1, 1)]
     assert table[2]["mean |g|"] < table[1]["mean |g|"] < table[0]["mean |g|"]
 
@@ -88,7 +88,7 @@ def test_hyperparameters(tmp_path):
 def test_runtime(tmp_path):
     result = invoke("run", "runtime", "--chains", 6, "--seconds", 0.05, "--quiet", "--out", tmp_path)
     assert result.exit_code == 0
-    curves = json.loads((tmp_path / "runtime" / "metrics.json").read_text())["curves"]
+    curves = json.loads((tmp_path / "runtime" / "metrics.json").read_text("utf-8"))["curves"]
     assert {"o_langevin", "o_svgd", "chmc", "clangevin", "mici CHMC, conditional", "mici CLangevin, Hausdorff"} <= set(
         curves
     )
@@ -98,7 +98,7 @@ def test_runtime(tmp_path):
 def test_theory(tmp_path):
     result = invoke("run", "theory", "--particles", 10, "--steps", 400, "--quiet", "--out", tmp_path)
     assert result.exit_code == 0
-    metrics = json.loads((tmp_path / "theory" / "metrics.json").read_text())
+    metrics = json.loads((tmp_path / "theory" / "metrics.json").read_text("utf-8"))
     runs = [r for r in metrics["runs"] if r["sampler"] == "o_svgd"]
     assert [r["beta"] for r in runs] == [0, 0.5, 1]
     for r in runs[1:]:  # the power laws, once the start is forgotten
@@ -119,7 +119,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
     folder.write_atomically(target, "old")
     with pytest.raises(TypeError):
         folder.write_atomically(target, 3)
-    assert target.read_text() == "old"
+    assert target.read_text("utf-8") == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
 
 

@@ -31,7 +31,7 @@ def test_the_public_functions_have_examples():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S)
     assert blocks
     monkeypatch.chdir(tmp_path)
     namespace = {}
@@ -45,7 +45,7 @@ def test_commands_in_the_readme_exist():
 
     from ogradient.cli import app
 
-    commands = re.findall(r"^ogradient (.*?)(?:\s+#.*)?$", (ROOT / "README.md").read_text(), flags=re.M)
+    commands = re.findall(r"^ogradient (.*?)(?:\s+#.*)?$", (ROOT / "README.md").read_text("utf-8"), flags=re.M)
     assert len(commands) >= 4
     for command in commands:
         words = [word for word in command.split() if not word.startswith("-")]
@@ -57,7 +57,7 @@ def test_commands_in_the_readme_exist():
 
 
 def test_makefile_has_the_two_commands():
-    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    readme, makefile = (ROOT / "README.md").read_text("utf-8"), (ROOT / "Makefile").read_text("utf-8")
     for target in ("demo", "test"):
         assert f"make {target}" in readme
         assert re.search(rf"^{target}: install", makefile, flags=re.M)

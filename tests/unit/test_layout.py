@@ -34,7 +34,7 @@ def unit(parts):
 
 def imported_units(path):
     """Units of the package imported anywhere in a file, those only for type checkers left out."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text("utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             node.body = []
