@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -11,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ogradient.geometry import frame_at, steer
+from ogradient.geometry import frame_at, steer, value_and_jacobian
 from ogradient.land import land
 from ogradient.problem import Position, Problem
-from ogradient.status import ConstraintWarning, Status
+from ogradient.status import Status, warn
 from ogradient.trace import Trace, leaf_names
 
 NEWTON_STEPS = 24
@@ -86,14 +85,20 @@ def check_start(
     if not constrained:
         return
     values, norms = report["values"], report["norms"]  # (chains, 1 + NEWTON_STEPS, m)
-    _refuse_non_finite("equality", values[:, 0], who)
-    _refuse_non_finite("the gradient of equality", norms[:, 0], who)
-    flat = np.flatnonzero(np.all(norms[:, 0] == 0, axis=0))
-    if flat.size:
-        raise ValueError(
-            f"the gradient of equality[{flat[0]}] is zero at every start: either it does not depend on the position, or "
-            "the starts sit on a critical point of it. Check the function, or start elsewhere."
-        )
+    kinds = {"equality": (values[:, 0], norms[:, 0]), "inequality": (report["bounds"], report["slopes"])}
+    for kind, (value, norm) in kinds.items():
+        _refuse_non_finite(kind, value, who)
+        _refuse_non_finite(f"the gradient of {kind}", norm, who)
+        flat = np.flatnonzero(np.all(norm == 0, axis=0))
+        if flat.size:
+            raise ValueError(
+                f"the gradient of {kind}[{flat[0]}] is zero at every start: either it does not depend on the position, or "
+                "the starts sit on a critical point of it. Check the function, or start elsewhere."
+            )
+    if problem.inequality is not None:
+        _warn_infeasible(problem, positions, report["bounds"])
+    if problem.equality is None:
+        return
     _warn_squared(values)
     _warn_unattainable(values, norms, report["size"])
     _warn_capped(values[:, 0], settings)
@@ -105,7 +110,7 @@ def _inspect_all(problem: Problem, positions: Position, constrained: bool) -> di
 
 
 def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[str, Array]:
-    x, logdensity, constraint, _ = problem.flatten(position)
+    x, logdensity, constraint, unravel = problem.flatten(position)
     value, score = jax.value_and_grad(logdensity)(x)
     report = {"logdensity": value, "score": jnp.sum(jnp.abs(score))}
     if not constrained:
@@ -117,6 +122,8 @@ def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[st
         return x + steer(frame, jnp.zeros_like(x), -frame.value), seen
 
     _, (values, norms, size) = lax.scan(newton, x, length=NEWTON_STEPS + 1)
+    bounds, slopes = value_and_jacobian(lambda x: problem.inequality_fn(unravel(x)), x)
+    report |= {"bounds": bounds, "slopes": jnp.linalg.norm(slopes, axis=1)}
     return report | {"values": values, "norms": norms, "size": size}
 
 
@@ -179,13 +186,11 @@ def warn_if_separate(trace: Trace) -> None:
         group = spread
     sizes = sorted(np.unique(group, return_counts=True)[1].tolist(), reverse=True)
     if len(sizes) > 1:
-        warnings.warn(
+        warn(
             f"the chains fall into {len(sizes)} groups that never meet (of {', '.join(map(str, sizes[:6]))} chains). Either the "
             "set has separate parts, and then the share of each is that of the starts, not of the law; or the chains have not "
             "mixed: "
-            "run longer, or with a larger step size.",
-            ConstraintWarning,
-            stacklevel=3,
+            "run longer, or with a larger step size."
         )
 
 
@@ -201,9 +206,23 @@ def _check_particles(positions: Position, settings: dict[str, Any]) -> None:
         )
     distinct = min(len(np.unique(ensemble, axis=0)) for ensemble in flat)
     if distinct < n:
-        _warn(
+        warn(
             f"only {distinct} of {n} particles have distinct starts; those that coincide feel the same forces and will stay "
             "together. Start them apart, for instance by adding noise."
+        )
+
+
+def _warn_infeasible(problem: Problem, positions: Position, bounds: np.ndarray) -> None:
+    """A row that every start violates, and from which none can be brought inside, usually has the wrong sign."""
+    rows = np.flatnonzero((bounds > 0).all(axis=0))
+    if not rows.size:
+        return
+    landing = land(problem, positions)
+    if (np.asarray(landing.status) != Status.OK).all():
+        warn(
+            f"inequality[{rows[0]}] is positive at every start, and no start could be brought to where all constraints hold: the "
+            f"best residual is {np.asarray(landing.residual).min():.3g}. The library wants h(x) <= 0; if you meant h(x) >= 0, "
+            "pass its negative. Otherwise the constraints may contradict each other, or the starts be too far."
         )
 
 
@@ -214,7 +233,7 @@ def _warn_squared(values: np.ndarray) -> None:
         ratios = early[:, 1:] / early[:, :-1]
     squared = np.all((early > 0).all(axis=1) & (np.abs(ratios - 0.25) < 0.02).all(axis=1), axis=0)
     if squared.any():
-        _warn(
+        warn(
             f"equality[{np.flatnonzero(squared)[0]}] looks like a square, g = c(x)**2: its gradient vanishes on the set, "
             "so the tangent directions are undefined there. Pass c itself."
         )
@@ -227,7 +246,7 @@ def _warn_unattainable(values: np.ndarray, norms: np.ndarray, size: np.ndarray) 
     missed = np.flatnonzero((best > 1e-3).all(axis=0) & (np.abs(values).min(axis=1) > 0).all(axis=0))
     if missed.size:
         k = missed[0]
-        _warn(
+        warn(
             f"equality[{k}] could not be brought to 0 from any start: the smallest |g| in {NEWTON_STEPS} Newton steps was "
             f"{np.nanmin(np.abs(values[..., k])):.3g}. If it is a loss that cannot be 0, pass a level: "
             "g = loss(x) - level; if it can be 0, start nearer to the set."
@@ -244,11 +263,7 @@ def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
     largest = float(np.max(factor))
     if largest > 1 + 1e-6:
         enough = (1 / eta if alpha is None else alpha) / largest
-        _warn(
+        warn(
             f"alpha * step_size * |g|**beta is {largest:.3g} at the start; a step with more than 1 overshoots the set, so it "
             f"is capped at 1 (one Newton step). Use alpha <= {enough:.3g} to have the rate you ask for from the first step on."
         )
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, ConstraintWarning, stacklevel=5)  # the line that called og.sample

@@ -75,7 +75,11 @@ def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
     all 1,312,000 steps went well.
     """
     problem = trace.problem if problem is None else problem
-    findings = [_status(trace), _constraint(trace, problem)]
+    findings = [_status(trace)]
+    if "equality" in trace.sample_stats:
+        findings.append(_constraint(trace, problem))
+    if "inequality" in trace.sample_stats:
+        findings.append(_feasibility(trace))
     table = None if trace.ensemble else _table(trace)
     findings += [*_mixing(trace, table), _law(trace, problem, table)]
     return Diagnosis(tuple(findings))
@@ -99,8 +103,6 @@ def _last(trace: Trace) -> Position:
 
 
 def _constraint(trace: Trace, problem: Problem | None) -> Finding:
-    if "equality" not in trace.sample_stats:
-        return Finding("constraint", "unknown", "the problem has no equality constraint.")
     values = trace.sample_stats["equality"]
     values = np.abs(values[:, -1] if trace.ensemble else values)
     numbers = f"mean |g| {values.mean():.2g}, max |g| {values.max():.2g}"
@@ -123,6 +125,25 @@ def _constraint(trace: Trace, problem: Problem | None) -> Finding:
         "constraint",
         level,
         f"{numbers}; nine in ten draws are within {100 * share:.2g} % of their spread from the set.{advice}",
+    )
+
+
+def _feasibility(trace: Trace) -> Finding:
+    values = trace.sample_stats["inequality"]
+    values = values[:, -1] if trace.ensemble else values
+    outside = (values > 0).any(axis=-1)
+    largest = values.reshape(-1, values.shape[-1]).max(axis=0)
+    # A row that stays further from its boundary than it ever varies has turned nothing back.
+    idle = np.flatnonzero(-largest > np.ptp(values.reshape(-1, values.shape[-1]), axis=0))
+    note = f" inequality[{idle[0]}] was never near its boundary (max h {largest[idle[0]]:.2g})." if idle.size else ""
+    if not outside.any():
+        return Finding("inequality", "fine", f"every draw has h ≤ 0.{note}")
+    level: Level = "doubtful" if outside.mean() < 0.05 else "bad"
+    return Finding(
+        "inequality",
+        level,
+        f"{100 * outside.mean():.2g} % of the draws are outside, by up to h = {largest.max():.2g}: they started there. Run a "
+        f"longer warm-up, or land first with og.land.{note}",
     )
 
 
@@ -166,8 +187,6 @@ def _law(trace: Trace, problem: Problem | None, table: pd.DataFrame | None) -> F
     subject = "law along the set"
     if problem is None:
         return Finding(subject, "unknown", "pass the problem to have it tested.")
-    if problem.equality is None or problem.inequality is not None:
-        return Finding(subject, "unknown", "the Stein test is for problems with equality constraints only.")
     draws = _last(trace)
     n = jax.tree.leaves(draws)[0].shape[0]
     if table is not None:

@@ -47,25 +47,43 @@ def frame_at(constraint: ConstraintFn, x: Array) -> Frame:
     Rows are scaled to unit length first, so that constraints in different units do not spoil the conditioning, and a
     relative ridge keeps redundant rows solvable.
     """
+    return factor(*value_and_jacobian(constraint, x))
+
+
+def value_and_jacobian(constraint: ConstraintFn, x: Array) -> tuple[Array, Array]:
+    """g (m,) and J (m, d) at x."""
     value, pullback = jax.vjp(constraint, x)
-    (m,) = value.shape
-    (jacobian,) = jax.vmap(pullback)(jnp.eye(m, dtype=value.dtype))
+    (jacobian,) = jax.vmap(pullback)(jnp.eye(value.size, dtype=value.dtype))
+    return value, jacobian
+
+
+def factor(value: Array, jacobian: Array, active: Array | None = None) -> Frame:
+    """The frame of given rows. Rows that are not `active` are as if they were not there, with static shapes."""
+    m, dtype = value.size, jacobian.dtype
+    if m == 0:
+        zero = jnp.zeros((), dtype)
+        return Frame(value, jacobian, jnp.zeros((0, 0), dtype), zero, jnp.zeros((), bool))
+    if active is not None:
+        value, jacobian = jnp.where(active, value, 0.0), jnp.where(active[:, None], jacobian, 0.0)
     squared_norms = jnp.sum(jacobian**2, axis=1)
     vanishing = ~(squared_norms > 0)
-    log_norms = 0.5 * jnp.sum(jnp.log(squared_norms))
+    if active is None:
+        log_norms, gone = 0.5 * jnp.sum(jnp.log(squared_norms)), vanishing
+    else:  # a 1 on the diagonal of G in place of a row that is not there
+        gone = vanishing & active
+        log_norms = 0.5 * jnp.sum(jnp.where(active, jnp.log(jnp.where(active, squared_norms, 1.0)), 0.0))
     safe = jnp.where(vanishing, 1.0, squared_norms)
-    if m == 1:
-        root = jnp.where(vanishing, 0.0, lax.rsqrt(safe))
-        return Frame(value, jacobian, root[:, None], log_norms, vanishing[0])
     scale = jnp.where(vanishing, 0.0, lax.rsqrt(safe))
+    if m == 1:
+        return Frame(value, jacobian, scale[:, None], log_norms, gone[0])
     unit_rows = jacobian * scale[:, None]
-    ridge = 8 * m * jnp.finfo(x.dtype).eps
-    identity = jnp.eye(m, dtype=x.dtype)
-    cholesky = jnp.linalg.cholesky(unit_rows @ unit_rows.T + ridge * identity)
+    ridge = 8 * m * jnp.finfo(dtype).eps
+    diagonal = jnp.full(m, ridge, dtype) if active is None else jnp.where(active, jnp.asarray(ridge, dtype), 1.0)
+    cholesky = jnp.linalg.cholesky(unit_rows @ unit_rows.T + jnp.diag(diagonal))
     root = _invert_lower(cholesky) * scale[None]  # L⁻¹S
     pivots = jnp.diagonal(cholesky)
     # A row that depends on earlier ones leaves a pivot² of about the ridge.
-    deficient = jnp.any(vanishing) | ~(jnp.min(pivots) ** 2 > 4 * ridge)
+    deficient = jnp.any(gone) | ~(jnp.min(pivots) ** 2 > 4 * ridge)
     return Frame(value, jacobian, root, jnp.sum(jnp.log(pivots)) + log_norms, deficient)
 
 
@@ -120,7 +138,7 @@ def psi(value: Array, alpha: float | Array, beta: float = 0.0) -> Array:
 
 def landing(frame: Frame, alpha: float | Array, beta: float = 0.0) -> Array:
     """Landing velocity v♯ = −J⁺ψ(g), along which dg/dt = −ψ(g) (paper, eq. for v♯)."""
-    return steer(frame, jnp.zeros_like(frame.jacobian[0]), -psi(frame.value, alpha, beta))
+    return steer(frame, jnp.zeros(frame.jacobian.shape[1:], frame.jacobian.dtype), -psi(frame.value, alpha, beta))
 
 
 def half_log_det_gradient(constraint: ConstraintFn, x: Array, frame: Frame) -> Array:

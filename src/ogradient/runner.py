@@ -7,9 +7,7 @@ sizes nor resuming change a draw. Between chunks the host shows progress, collec
 from __future__ import annotations
 
 import platform
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -22,12 +20,12 @@ from jax import Array, lax
 
 from ogradient._version import __version__
 from ogradient.checks import check_positions, check_start, land_starts, warn_if_separate
+from ogradient.choose import choose
 from ogradient.problem import Position, Problem
-from ogradient.samplers import SAMPLERS, chmc, o_langevin
+from ogradient.samplers import SAMPLERS
 from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, is_exact, plain_settings
-from ogradient.status import ConstraintWarning, SamplingError, Status
+from ogradient.status import SamplingError, Status, warn
 from ogradient.trace import Trace, in_order_of
-from ogradient.tuning import find_step_size, tune_chmc
 
 CHUNK_SECONDS = 0.5  # how long a chunk should take: the grain of progress and of Ctrl-C
 CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device,
@@ -41,10 +39,11 @@ def sample(
     problem: Problem,
     initial_positions: Position = None,
     *,
-    algorithm: SamplingAlgorithm | None = None,
+    algorithm: SamplingAlgorithm | str | None = None,
     num_warmup: int = 1000,
     num_samples: int = 1000,
     thinning: int = 1,
+    tolerance: float | None = None,
     progress: bool = True,
     chunk_size: int | None = None,
     resume: Trace | None = None,
@@ -59,12 +58,14 @@ def sample(
         initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it. For ensemble
             samplers (og.o_svgd, og.svgd) the axes are (ensembles, particles, ...). Not needed to resume, except to give
             back its structure to a loaded trace of custom containers.
-        algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. None lands,
-            tunes and runs `chmc`, exact on the set, or O-Langevin where that accepts too little, and says which;
-            `trace.provenance["settings"]` has the tuned values.
+        algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. The names "chmc" and
+            "o_langevin" have their settings tuned; None tunes `chmc`, exact on the set, or O-Langevin where that accepts
+            too little or does not apply. What was chosen is printed, and is in `trace.provenance["settings"]`.
         num_warmup: steps before the first draw; their draws are not kept (use 0 to keep everything).
         num_samples: draws to keep per chain.
         thinning: steps per kept draw; the others are never stored.
+        tolerance: the largest mean |g| of a row of the constraint that the tuned O-Langevin may have; its step size
+            follows. Only where the settings are tuned here; `chmc` stays at rounding level whatever it is.
         progress: show a bar on runs over a second.
         chunk_size: steps per compiled call; None adapts it to half a second. It never changes a draw.
         resume: a trace to continue: `num_samples` more draws are appended to its own. Pass the same seed and algorithm.
@@ -93,27 +94,12 @@ def sample(
         raise ValueError(f"chunk_size must be at least 1, or None; got {chunk_size!r}.")
     key = _as_key(seed)
     if resume is None:
-        if initial_positions is None:
-            raise ValueError("initial_positions is missing: give starts with the chains as their first axis.")
-        ensemble = algorithm is not None and is_ensemble(algorithm.step)
-        positions = check_positions(problem, initial_positions, ensemble=ensemble)
-        chosen = algorithm is None
-        if algorithm is None:
-            algorithm, positions = _choose(problem, positions, key, progress)
-        elif getattr(algorithm.step, "problem", problem) is not problem:
-            raise ValueError(
-                "the algorithm was built for another problem than the one given; pass the same object to both."
-            )
-        _, settings = describe(algorithm)
-        exact = is_exact(algorithm.step)
-        if not chosen:  # a choice has looked, and landed, already
-            check_start(problem, positions, settings, constrained=exact or "alpha" in settings, ensemble=ensemble)
-            positions = land_starts(problem, positions) if exact else positions
-        states, done = jax.vmap(algorithm.init)(positions), 0
+        done = 0
+        chosen, states = _begin(problem, initial_positions, algorithm, key, tolerance, progress)
     else:
-        algorithm, states, num_warmup, done = _continue(resume, problem, initial_positions, algorithm, key, thinning)
+        chosen, states, num_warmup, done = _continue(resume, problem, initial_positions, algorithm, key, thinning)
 
-    run = _Run(problem, algorithm, key, num_warmup, thinning, states, done)
+    run = _Run(problem, chosen, key, num_warmup, thinning, states, done)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
     started = time.perf_counter()
     interrupted = run.advance(total, chunk_size, progress, stop_when_bad=throw)
@@ -304,41 +290,39 @@ def _as_key(seed: int | Array) -> Array:
     raise ValueError(f"seed must be an integer or one typed key from jax.random.key; got {seed!r}.")
 
 
-def _choose(problem: Problem, positions: Position, key: Array, progress: bool) -> tuple[SamplingAlgorithm, Position]:
-    """Land, tune and take `chmc` where the problem allows; otherwise O-Langevin. Says which and why."""
-    o_langevin(problem, 1.0)  # refuses, with the remedy, a problem without a constraint
-    check_start(problem, positions, {}, constrained=True)
-    key = jax.random.fold_in(key, 2**32 - 1)
-    tuned = tune_chmc(key, problem, land_starts(problem, positions))
-    if tuned.acceptance_rate > 0.4:
-        _say(
-            f"chmc, exact on the set: step_size={tuned.step_size:.3g}, num_integration_steps={tuned.num_integration_steps}, "
-            f"diagonal metric, acceptance {tuned.acceptance_rate:.2f}",
-            progress,
+def _begin(
+    problem: Problem,
+    positions: Position,
+    algorithm: SamplingAlgorithm | str | None,
+    key: Array,
+    tolerance: float | None,
+    progress: bool,
+) -> tuple[SamplingAlgorithm, Any]:
+    """Check the starts, tune where that is asked for, land where the algorithm needs it: the algorithm and its states."""
+    if positions is None:
+        raise ValueError("initial_positions is missing: give starts with the chains as their first axis.")
+    if algorithm is None or isinstance(algorithm, str):
+        positions = check_positions(problem, positions)
+        algorithm, positions = choose(problem, positions, key, algorithm, tolerance=tolerance, progress=progress)
+        return algorithm, jax.vmap(algorithm.init)(positions)
+    ensemble, exact = is_ensemble(algorithm.step), is_exact(algorithm.step)
+    positions = check_positions(problem, positions, ensemble=ensemble)
+    if getattr(algorithm.step, "problem", problem) is not problem:
+        raise ValueError(
+            "the algorithm was built for another problem than the one given; pass the same object to both."
         )
-        arguments = {
-            "num_integration_steps": tuned.num_integration_steps,
-            "inverse_mass": np.asarray(tuned.inverse_mass),
-        }
-        return chmc(problem, tuned.step_size, **arguments), tuned.positions  # type: ignore[arg-type]
-    step_size = find_step_size(key, problem, positions)
-    _say(
-        f"o_langevin, near the set: step_size={step_size:.3g} (chmc accepts only {tuned.acceptance_rate:.2f} of its moves here)",
-        progress,
-    )
-    return o_langevin(problem, step_size), positions
-
-
-def _say(text: str, progress: bool) -> None:
-    if progress:
-        print(f"og.sample chose {text}.", file=sys.stderr)
+    if tolerance is not None:
+        raise ValueError("tolerance is for settings that are tuned here: pass algorithm='o_langevin', or none.")
+    _, settings = describe(algorithm)
+    check_start(problem, positions, settings, constrained=exact or "alpha" in settings, ensemble=ensemble)
+    return algorithm, jax.vmap(algorithm.init)(land_starts(problem, positions) if exact else positions)
 
 
 def _continue(
     resume: Trace,
     problem: Problem,
     positions: Position,
-    algorithm: SamplingAlgorithm | None,
+    algorithm: SamplingAlgorithm | str | None,
     key: Array,
     thinning: int,
 ) -> tuple[SamplingAlgorithm, Any, int, int]:
@@ -351,13 +335,15 @@ def _continue(
         raise ValueError(f"resume continues the run of seed {past['seed']}; pass the same seed (or key).")
     if thinning != past["thinning"]:
         raise ValueError(f"resume continues a run with thinning={past['thinning']}; got thinning={thinning}.")
-    if algorithm is None:
+    if algorithm is None or algorithm == past["algorithm"]:  # its name stands for the settings of the trace
         settings = {k: np.asarray(v) if isinstance(v, list) else v for k, v in past["settings"].items()}
         if past["algorithm"] not in SAMPLERS or resume.ensemble or isinstance(settings["step_size"], str):
             raise ValueError(
                 f"resume continues a run of {past['algorithm']} with {past['settings']}; pass that algorithm again."
             )
         algorithm = SAMPLERS[past["algorithm"]](problem, **settings)
+    if isinstance(algorithm, str):
+        raise ValueError(f"resume continues a run of {past['algorithm']}; got algorithm={algorithm!r}.")
     name, now = describe(algorithm)[0], plain_settings(algorithm)
     if name != past["algorithm"] or now != past["settings"]:
         raise ValueError(
@@ -393,27 +379,24 @@ def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> 
         if throw:
             kept = "no draw was kept yet" if trace is None else "the draws so far are in the exception's .trace"
             raise SamplingError(f"{message} Stopped after step {run.done:,}; {kept}.", trace)
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warn(message, RuntimeWarning)
     for status in (Status.RANK_DEFICIENT, Status.COLLAPSED):
         if count := int(counts[:, status].sum()):
             message = f"{count:,} of {counts.sum():,} steps were {status.name}: {status.remedy}."
-            warnings.warn(message, ConstraintWarning, stacklevel=3)
+            warn(message)
     if trace is not None and "is_accepted" in trace.sample_stats:
         still = np.flatnonzero(~trace.sample_stats["is_accepted"].any(axis=1))
         if still.size and trace.num_draws >= 100:
-            warnings.warn(
+            warn(
                 f"{still.size} of {run.num_chains} chains (the first is chain {still[0]}) never moved: every move was rejected. "
-                "Use a smaller step size.",
-                ConstraintWarning,
-                stacklevel=3,
+                "Use a smaller step size."
             )
     if trace is None:
         raise SamplingError(f"interrupted after step {run.done:,} of the warm-up, before any draw was kept.")
     if interrupted:
-        warnings.warn(
+        warn(
             f"interrupted: {trace.num_draws:,} draws per chain were kept. og.sample(..., resume=trace) goes on from there.",
             RuntimeWarning,
-            stacklevel=3,
         )
     return trace
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -58,3 +60,11 @@ class SamplingError(RuntimeError):
     def __init__(self, message: str, trace: Trace | None = None) -> None:
         super().__init__(message)
         self.trace = trace
+
+
+def warn(message: str, category: type[Warning] = ConstraintWarning) -> None:
+    """Warn at the user's own line, however deep in the library the reason was found."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ogradient":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,23 +14,39 @@ from ogradient.problem import Position, Problem
 from ogradient.samplers.chmc import build_kernel as build_chmc
 from ogradient.samplers.chmc import init as init_chmc
 from ogradient.samplers.o_langevin import build_kernel, init
-from ogradient.status import ConstraintWarning
+from ogradient.status import warn
 
 LANDING_STEPS = 50  # at a tiny step size: nearly pure Newton steps
 TRIAL_STEPS = 50
+REFLECTED = (
+    0.1  # the largest share of steps that a boundary may turn back: it grows like √η, and the error like its square
+)
+LINEAR = 0.25  # how far a step may bend away from the set, relative to its length
 WINDOWS = 20  # of trial steps in a row that must be good, so that the chains see more than their start
 LARGEST, SMALLEST = 2.0**10, 2.0**-30
 WINDOW = 100  # transitions of one stage of the warm-up of chmc
 TRAJECTORIES = (1, 2, 4, 8, 16)  # steps per transition that are tried
 
 
-def find_step_size(key: Array, problem: Problem, positions: Position, *, tolerance: float = 0.25) -> float:
-    """The largest power of two for which an O-Langevin step of every chain is nearly linear.
+class OLangevinTuning(NamedTuple):
+    """What the warm-up of `o_langevin` found: η, and the mean |g| of its draws, of the worst row."""
+
+    step_size: float
+    mean_violation: float
+
+
+def tune_o_langevin(
+    key: Array, problem: Problem, positions: Position, *, tolerance: float | None = None
+) -> OLangevinTuning:
+    """The largest power of two for which an O-Langevin step of every chain is nearly linear and mean |g| ≤ tolerance.
 
     Two numbers of a trial, both free of units, are held small: how far from the set a step ends, relative to its length
-    (‖J⁺g(x')‖/‖x'−x‖ ≤ tolerance, which sees the curvature of the constraint), and how much the drift along the set
-    changes over a step, relative to its length (η‖D's'−D s‖/‖x'−x‖ ≈ ηL ≤ tolerance/5, which sees the curvature of
-    log π; a Gaussian's variance is then off by 2.5 %).
+    (‖J⁺g(x')‖/‖x'−x‖ ≤ ¼, which sees the curvature of the constraint), and how much the drift along the set
+    changes over a step, relative to its length (η‖D's'−D s‖/‖x'−x‖ ≈ ηL ≤ 1/20, which sees the curvature of
+    log π; a Gaussian's variance is then off by 2.5 %). With inequalities, at most one step in ten is turned back at a
+    boundary (a Gaussian cut at its standard deviation then has its mean off by 2 % of that). In the user's units, the
+    mean |g_k| of every row of g is held at or below `tolerance` where one is given: |g| is O(η), and smallest for its η with
+    α = 1/η and β = 0, a Newton step per iteration, which is what is run.
     Starts at 1, doubles or halves, and then follows the chains for a while, halving again where the set bends more.
     One compilation, about fifty trials of 50 steps.
     """
@@ -42,16 +57,18 @@ def find_step_size(key: Array, problem: Problem, positions: Position, *, toleran
         def body(carry: tuple[Position, Array], key: Array) -> tuple[tuple[Position, Array], tuple[Array, ...]]:
             position, drift = carry
             previous = problem.flatten(position)[0]
-            state, _ = step(key, init(position))
+            state, info = step(key, init(position))
             x, _, constraint, _ = problem.flatten(state.position)
-            residual = landing(frame_at(constraint, x), alpha=1.0)
+            frame = frame_at(constraint, x)
             new_drift = _tangent_drift(problem, state.position)
             change = eta * (new_drift - drift)
-            return (state.position, new_drift), tuple(jnp.sum(v**2) for v in (residual, change, x - previous))
+            squares = (jnp.sum(v**2) for v in (landing(frame, alpha=1.0), change, x - previous))
+            reflected = jnp.zeros((), bool) if info.reflected is None else info.reflected
+            return (state.position, new_drift), (*squares, jnp.abs(frame.value), reflected)
 
         start = (position, _tangent_drift(problem, position))
-        (position, _), squares = lax.scan(body, start, jax.random.split(key, TRIAL_STEPS))
-        return position, squares
+        (position, _), seen = lax.scan(body, start, jax.random.split(key, TRIAL_STEPS))
+        return position, seen
 
     def land(key: Array, position: Position) -> Position:
         step = build_kernel(problem, SMALLEST)
@@ -66,35 +83,38 @@ def find_step_size(key: Array, problem: Problem, positions: Position, *, toleran
         return jax.vmap(land)(jax.random.split(key, num_chains), positions)
 
     @jax.jit
-    def window(key: Array, positions: Position, eta: Array) -> tuple[Position, Array]:
+    def window(key: Array, positions: Position, eta: Array) -> tuple[Position, Array, Array]:
         keys = jax.random.split(key, num_chains)
-        positions, (residual, change, length) = jax.vmap(trial, (0, 0, None))(keys, positions, eta)
-        return positions, jnp.sqrt(jnp.maximum(jnp.sum(residual), 25 * jnp.sum(change)) / jnp.sum(length))
+        positions, (residual, change, length, value, reflected) = jax.vmap(trial, (0, 0, None))(keys, positions, eta)
+        bend = jnp.sqrt(jnp.maximum(jnp.sum(residual), 25 * jnp.sum(change)) / jnp.sum(length))
+        bend = jnp.maximum(bend, LINEAR / REFLECTED * jnp.mean(reflected, dtype=bend.dtype))
+        return positions, bend, jnp.max(jnp.mean(value, axis=(0, 1)), initial=0.0)
 
     dtype = jnp.result_type(*jax.tree.leaves(positions))
+    limit = float("inf") if tolerance is None else tolerance
 
-    def attempt(number: int, positions: Position, eta: float) -> tuple[Position, bool]:
-        positions, worst = window(jax.random.fold_in(key, number), positions, jnp.asarray(eta, dtype))
-        return positions, bool(worst <= tolerance)  # NaN compares false
+    def attempt(number: int, positions: Position, eta: float) -> tuple[Position, bool, float]:
+        positions, bend, off = window(jax.random.fold_in(key, number), positions, jnp.asarray(eta, dtype))
+        return positions, bool(bend <= LINEAR) and float(off) <= limit, float(off)  # NaN compares false
 
     current = start(jax.random.fold_in(key, 0))
     eta = 1.0
     while eta < LARGEST and attempt(1, current, 2 * eta)[1]:
         eta *= 2
-    good = number = 1
-    while eta > SMALLEST and good <= WINDOWS:
+    number, violations = 1, list[float]()
+    while eta > SMALLEST and len(violations) < WINDOWS:
         number += 1
-        proposal, fine = attempt(number, current, eta)
-        current, good, eta = (proposal, good + 1, eta) if fine else (current, 1, eta / 2)
+        proposal, fine, off = attempt(number, current, eta)
+        current, violations, eta = (proposal, [*violations, off], eta) if fine else (current, [], eta / 2)
     if eta > SMALLEST:
-        return eta
-    warnings.warn(
-        f"no step size down to {SMALLEST:.1e} keeps a step near the constraint set; the smallest is used. The constraint "
-        "may be unattainable or have a vanishing gradient, or the log density may be unbounded.",
-        ConstraintWarning,
-        stacklevel=3,
+        return OLangevinTuning(eta, sum(violations) / len(violations))
+    warn(
+        f"no step size down to {SMALLEST:.1e} keeps a step near the constraint set"
+        + ("" if tolerance is None else f" and mean |g| at {tolerance:.3g}")
+        + "; the smallest is used. The constraint may be unattainable or have a vanishing gradient, the log density may be "
+        "unbounded, or the tolerance may be finer than this precision."
     )
-    return eta
+    return OLangevinTuning(eta, attempt(number + 1, current, eta)[2])
 
 
 def _tangent_drift(problem: Problem, position: Position) -> Array:
@@ -112,7 +132,7 @@ class CHMCTuning(NamedTuple):
     positions: Position
 
 
-def tune_chmc(key: Array, problem: Problem, positions: Position, *, target: float = 0.8) -> CHMCTuning:
+def tune_chmc(key: Array, problem: Problem, positions: Position, *, target: float | None = None) -> CHMCTuning:
     """Step size, trajectory length and diagonal metric for `chmc`, from all chains together.
 
     The step size follows the pooled acceptance rate by dual averaging (Hoffman and Gelman 2014, section 3.2) to `target`. The
@@ -123,8 +143,11 @@ def tune_chmc(key: Array, problem: Problem, positions: Position, *, target: floa
         key: random key.
         problem: with equality constraints.
         positions: of all chains, on the set.
-        target: acceptance rate aimed at.
+        target: acceptance rate aimed at; None is 0.8, or 0.4 with inequalities, where most refused moves ended outside and
+            only shorter ones would not.
     """
+    if target is None:
+        target = 0.8 if problem.inequality is None else 0.4
     num_chains = jax.tree.leaves(positions)[0].shape[0]
     first = jax.tree.map(lambda leaf: leaf[0], positions)
     x, _, _, _ = problem.flatten(first)

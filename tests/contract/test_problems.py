@@ -30,25 +30,23 @@ def test_starts_and_documentation(name, measure, x64):
     on, off = known.start_on(jax.random.key(0), 5), known.start_off(jax.random.key(0), 5)
     assert on.shape == off.shape == (5, known.dim)
     known.problem.check(on[0])
-    assert np.abs(g(on)).max() < 1e-12
+    assert np.abs(g(on)).max(initial=0) < 1e-12
     assert np.all(jax.vmap(known.problem.inequality_fn)(on) <= 0)
-    assert np.abs(g(off)).mean() > 0.1
+    violated = np.concatenate([np.abs(g(off)), np.maximum(jax.vmap(known.problem.inequality_fn)(off), 0)], axis=1)
+    assert violated.mean() > 0.02
 
 
 @everyone
 def test_exact_draws_lie_on_the_set_and_confirm_the_moments(name, measure, x64):
     known = build(name, measure)
-    if known.exact is None:
-        pytest.skip("no exact sampler")
-    n = 100_000
-    n = 20_000 if name == "bingham" else n
+    n = 20_000 if name in ("bingham", "disc") else 100_000
     draws = known.exact(jax.random.key(1), n)
-    assert np.abs(jax.vmap(known.problem.equality_fn)(draws)).max() < 1e-12
+    assert np.abs(jax.vmap(known.problem.equality_fn)(draws)).max(initial=0) < 1e-12
     assert np.all(jax.vmap(known.problem.inequality_fn)(draws) <= 0)
     for label, moment in known.moments.items():
         values = np.asarray(jax.vmap(moment.function)(draws))
         error = values.std() / np.sqrt(n)
-        assert abs(values.mean() - moment.value) < stats.norm.ppf(1 - 0.5e-6) * error + 1e-6, label
+        assert abs(values.mean() - moment.value) < stats.norm.ppf(1 - 0.5e-6) * error + 6e-6, label
 
 
 def test_von_mises_fisher_ratios_are_those_of_bessel_functions():

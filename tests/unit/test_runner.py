@@ -235,7 +235,35 @@ def test_the_step_size_follows_the_scale_of_the_problem(scale):
     problem = og.Problem(
         lambda x: 0.8 * x[0] / scale, equality=lambda x: 100 * ((x[0] / scale) ** 2 / 9 + (x[1] / scale) ** 2 - 1)
     )
-    from ogradient.tuning import find_step_size
+    from ogradient.tuning import tune_o_langevin
 
-    eta = find_step_size(jax.random.key(0), problem, scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]]))
+    eta, _ = tune_o_langevin(jax.random.key(0), problem, scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]]))
     assert 2**-8 <= eta / scale**2 <= 2**-3
+
+
+@pytest.mark.parametrize("tolerance", [0.03, 0.003])
+def test_a_tolerance_on_g_decides_the_step_size_of_o_langevin(tolerance, capsys):
+    known = og.problems.ellipse()
+    starts = known.start_off(jax.random.key(0), 16)
+    keep = {"num_samples": 400, "progress": True}
+    trace = og.sample(0, known.problem, starts, algorithm="o_langevin", tolerance=tolerance, **keep)
+    settings = trace.provenance["settings"]
+    assert trace.provenance["algorithm"] == "o_langevin"
+    assert settings["alpha"] * settings["step_size"] == pytest.approx(1)
+    assert f"step_size={settings['step_size']:.3g}, alpha={settings['alpha']:.3g}, beta=0" in capsys.readouterr().err
+    mean = np.abs(trace.sample_stats["equality"]).mean()
+    assert tolerance / 4 < mean <= 1.1 * tolerance  # powers of two; the chains see more of the set than the warm-up did
+    resumed = og.sample(0, known.problem, resume=trace, algorithm="o_langevin", num_samples=2, progress=False)
+    assert resumed.num_draws == 402
+
+
+def test_names_and_tolerances_that_cannot_be_meant():
+    keep = {"progress": False}
+    with pytest.raises(ValueError, match="algorithm must be an algorithm, such as"):
+        og.sample(0, PROBLEM, STARTS, algorithm="o_svgd", **keep)
+    with pytest.raises(ValueError, match="tolerance must be one finite, positive number"):
+        og.sample(0, PROBLEM, STARTS, tolerance=0.0, **keep)
+    with pytest.raises(ValueError, match="tolerance is for settings that are tuned here"):
+        og.sample(0, PROBLEM, STARTS, algorithm=ALGORITHM, tolerance=0.1, **keep)
+    with pytest.raises(ValueError, match="resume continues a run of o_langevin; got algorithm='chmc'"):
+        og.sample(0, PROBLEM, resume=run(num_samples=2), algorithm="chmc", **keep)

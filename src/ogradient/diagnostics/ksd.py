@@ -3,7 +3,8 @@
 KSD⊥² = mean over i, j of  a_iᵀa_j k + a_iᵀD_j∇_{x_j}k + a_jᵀD_i∇_{x_i}k + tr(D_i ∇_{x_i}∇_{x_j}ᵀk D_j),  a = D s + r.
 
 It is zero only for the right law along the level set. It says nothing about |g| (report that beside it), and cannot see
-wrong weights of components that are far apart.
+wrong weights of components that are far apart. With inequalities h ≤ 0 the kernel is b(x) k(x, y) b(y), b vanishing on the
+boundary (boundary.py): a becomes b a + D∇b, every D∇k has its b, and draws outside count for nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-from jax.flatten_util import ravel_pytree
+from jax import Array
 
-from ogradient.geometry import random_signs, stein_drift
+from ogradient.boundary import boundary_weight
+from ogradient.geometry import Frame, random_signs, stein_drift
 from ogradient.problem import Position, Problem
-from ogradient.stein import RKHSKernel, median_bandwidth, rbf, squared_distances
+from ogradient.stein import RKHSKernel, median_bandwidth, over_particles, rbf, squared_distances
 
 
 class KSD(NamedTuple):
@@ -46,7 +47,7 @@ def orthogonal_ksd(
     """KSD⊥² of draws against the problem's law, with a p-value by wild bootstrap.
 
     Args:
-        problem: with equality constraints; its measure decides a.
+        problem: with constraints or without; its measure decides a.
         draws: positions with the draws as first axis (n, ...); of a trace, `trace.pooled`, thinned.
         rkhs_kernel: `og.rbf()` by default, bandwidth by the median heuristic.
         statistic: "u" leaves the terms i = j out (unbiased), "v" keeps them (never negative).
@@ -64,13 +65,6 @@ def orthogonal_ksd(
     >>> right.p_value > 0.01, wrong.p_value < 0.01
     (True, True)
     """
-    if problem.equality is None:
-        raise ValueError("orthogonal_ksd needs a problem with equality=...; it tests the law along that set.")
-    if problem.inequality is not None:
-        raise ValueError(
-            "orthogonal_ksd does not know the boundary term that inequality constraints add to the Stein identity; "
-            "test a problem without them."
-        )
     if statistic not in ("u", "v"):
         raise ValueError(f"statistic must be 'u' or 'v'; got {statistic!r}.")
     if not 0 < flip_probability <= 0.5:
@@ -80,8 +74,7 @@ def orthogonal_ksd(
         raise ValueError(f"orthogonal_ksd needs at least two draws; got {n}.")
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel
-    geometry = _geometry(problem, draws, min(block_size, n), jax.random.key(seed + 1))
-    x, drift, _ = geometry
+    x, drift, frames = _geometry(problem, draws, min(block_size, n), jax.random.key(seed + 1))
     if not bool(jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(drift))):
         raise ValueError("some draws, or the score or curvature at them, are not finite; remove those draws first.")
     h = jax.jit(median_bandwidth)(x) if kernel.bandwidth is None else jnp.asarray(kernel.bandwidth, x.dtype)
@@ -89,8 +82,12 @@ def orthogonal_ksd(
         raise ValueError(
             "more than half of the draws coincide, so the median bandwidth is 0; give one: og.rbf(bandwidth=1.0)."
         )
+    share = jnp.ones(n, x.dtype)
+    if problem.inequality is not None:
+        share, gradient = _boundary(problem, draws, frames, h, min(block_size, n))
+        drift = share[:, None] * drift + gradient
     signs = _wild_signs(jax.random.key(seed), n, max(num_bootstrap, 1), flip_probability, x.dtype)
-    rows = _rows(kernel, h, *geometry, signs, min(block_size, n))
+    rows = _rows(kernel, h, _centred(x), drift, frames.root @ frames.jacobian, share, signs, min(block_size, n))
     total, diagonal, squares, resampled = (np.asarray(part, np.float64) for part in rows)
     pairs = n * (n - 1)
     observed = total.sum() / pairs
@@ -105,26 +102,36 @@ def orthogonal_ksd(
 
 
 @partial(jax.jit, static_argnums=(0, 2))
-def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) -> tuple[Array, Array, Array]:
-    """Flat positions (centred), a, and the normals Q with D = I − QᵀQ, of all draws.
+def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) -> tuple[Array, Array, Frame]:
+    """Flat positions, a, and the frames of all draws.
 
     Above 64 dimensions a has one Hutchinson probe per draw: the U-statistic is linear in each a_i, so it stays unbiased.
     """
 
-    def one(argument: tuple[Position, Array]) -> tuple[Array, Array, Array]:
+    def one(argument: tuple[Position, Array]) -> tuple[Array, Array, Frame]:
         position, probe_key = argument
         x, logdensity, constraint, _ = problem.flatten(position)
         frame, drift, _ = stein_drift(logdensity, constraint, x, measure=problem.measure, key=probe_key)
-        return ravel_pytree(position)[0], drift, frame.root @ frame.jacobian
+        return x, drift, frame
 
     keys = jax.random.split(key, jax.tree.leaves(draws)[0].shape[0])
-    x, drift, normals = lax.map(one, (jax.tree.map(jnp.asarray, draws), keys), batch_size=block_size)
-    return x - jnp.mean(x, axis=0, keepdims=True), drift, normals
+    return over_particles(one, (jax.tree.map(jnp.asarray, draws), keys), block_size)
 
 
-@partial(jax.jit, static_argnums=(0, 6))
+@partial(jax.jit, static_argnums=(0, 4))
+def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_size: int) -> tuple[Array, Array]:
+    unravel = problem.flatten(jax.tree.map(lambda leaf: leaf[0], draws))[3]
+    x = jax.vmap(lambda position: problem.flatten(position)[0])(draws)
+    return boundary_weight(lambda x: problem.inequality_fn(unravel(x)), frames, x, h, block_size)
+
+
+def _centred(x: Array) -> Array:
+    return x - jnp.mean(x, axis=0, keepdims=True)
+
+
+@partial(jax.jit, static_argnums=(0, 7))
 def _rows(
-    kernel: RKHSKernel, h: Array, x: Array, drift: Array, normals: Array, signs: Array, block_size: int
+    kernel: RKHSKernel, h: Array, x: Array, drift: Array, normals: Array, share: Array, signs: Array, block_size: int
 ) -> tuple[Array, Array, Array, Array]:
     """Per draw i, over j ≠ i: Σ K_ij, K_ii, Σ K_ij², and Σ K_ij W_j for every replication."""
     n, d = x.shape
@@ -145,11 +152,13 @@ def _rows(
         trace = d - size - size[index] + jnp.sum(overlap**2, axis=(1, 2))  # tr(D_i D_j)
         quadratic = u - jnp.sum(theirs**2, axis=1) - jnp.sum(mine**2, axis=1)
         quadratic = quadratic + jnp.einsum("jm,jmk,jk->j", theirs, overlap, mine)  # (x_i−x_j)ᵀ D_j D_i (x_i−x_j)
-        stein = k.value * (drift @ a) + weight * (first - second + trace) - 4 * k.second * quadratic
+        both = share[index] * share
+        stein = k.value * (drift @ a) + weight * (share * first - share[index] * second + both * trace)
+        stein = stein - 4 * k.second * both * quadratic
         others = jnp.where(jnp.arange(n) == index, 0.0, stein)
         return jnp.sum(others), stein[index], jnp.sum(others**2), others @ signs
 
-    return lax.map(row, (jnp.arange(n), x, drift, normals), batch_size=block_size)
+    return over_particles(row, (jnp.arange(n), x, drift, normals), block_size)
 
 
 def _wild_signs(key: Array, n: int, replications: int, flip_probability: float, dtype: Any) -> Array:

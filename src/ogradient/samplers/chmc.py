@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from ogradient.geometry import ConstraintFn, Frame, frame_at, half_log_det_gradient
+from ogradient.geometry import ConstraintFn, Frame, frame_at, half_log_det_gradient, value_and_jacobian
 from ogradient.land import rounding_level
 from ogradient.problem import Position, Problem
 from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, make_algorithm
@@ -197,6 +197,8 @@ def _project(
     Chord: λ ← λ + G⁻¹g with the Gram matrix of the origin, one value of g each. Newton: (J(x)J(origin)ᵀ)⁻¹g, one frame each,
     quadratic, and for larger steps. The same solver from both ends is what the reversibility check needs.
     """
+    if frame.value.size == 0:  # no equality: plain leapfrog
+        return x, jnp.ones((), bool), jnp.zeros((), jnp.int32)
     limit = NEWTON_ITERATIONS if projection == "newton" else CHORD_ITERATIONS
     at_origin = rounding_level(frame.jacobian, origin)  # chord has no Jacobian at x, but takes small steps only
 
@@ -205,8 +207,7 @@ def _project(
         if projection == "chord":
             value = constraint(x)
             return frame.root.T @ (frame.root @ value), *_judge(value, at_origin)
-        value, pullback = jax.vjp(constraint, x)
-        (jacobian,) = jax.vmap(pullback)(jnp.eye(value.size, dtype=x.dtype))
+        value, jacobian = value_and_jacobian(constraint, x)
         mixed = jacobian @ frame.jacobian.T
         delta = value / mixed[0] if value.size == 1 else jnp.linalg.solve(mixed, value)
         return delta, *_judge(value, rounding_level(jacobian, x))
@@ -238,8 +239,8 @@ def check_exact_sampler(
     problem: Problem, name: str, num_steps: Any, inverse_mass: Any, refreshment: float, projection: str
 ) -> None:
     """Refuse, with the remedy, what the exact samplers cannot use."""
-    if problem.equality is None:
-        raise ValueError(f"{name} moves on the set g(x) = 0 and the problem has none: pass equality=... to og.Problem.")
+    if not problem.constrained:
+        raise ValueError(f"{name} needs a constraint and the problem has none: pass equality=... to og.Problem.")
     if not isinstance(num_steps, jax.Array) and (not isinstance(num_steps, int) or num_steps < 1):
         raise ValueError(f"num_integration_steps must be a whole number of at least 1; got {num_steps!r}.")
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inverse_mass))

@@ -8,21 +8,24 @@ u = η(s − T ∇½log det G) + √(2ηT) ξ  and  c = −ηψ(g) − ηT [tr(D
 Cost per step: one gradient of log π, one of each g_k, one Hessian-vector product of each g_k (conditional measure), and
 the second derivative of g along d directions (exact) or along one per probe (Hutchinson). Unadjusted: the law along the
 set is off by O(η), and |g| stays at O(η).
+
+Inequalities h ≤ 0 add nothing inside. A step that ends outside is completed by a reflection, x ← x − J⁺(0, 2h) over the rows of
+g and the violated rows of h (see boundary.py); the error it makes in the law is O(η) too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ogradient.boundary import MAX_ACTIVE, stay_inside
 from ogradient.geometry import Correction, correction_parts, frame_at, psi, resolve_correction, steer
 from ogradient.problem import Problem
 from ogradient.samplers.base import (
-    ChainInfo,
     ChainState,
     SamplingAlgorithm,
     Schedule,
@@ -35,6 +38,14 @@ from ogradient.samplers.base import (
 from ogradient.status import Status
 
 
+class OLangevinInfo(NamedTuple):
+    """Constraint values at the new position, how the step ended, and whether a boundary h = 0 turned it back."""
+
+    constraint_value: dict[str, Array]
+    status: Array
+    reflected: Array | None  # None without an inequality
+
+
 def build_kernel(
     problem: Problem,
     step_size: float | Schedule,
@@ -44,13 +55,22 @@ def build_kernel(
     correction: Correction = "auto",
     num_probes: int = 1,
     temperature: float = 1.0,
+    max_active: int = MAX_ACTIVE,
 ) -> Callable:
     """The transition `(rng_key, state) -> (state, info)`."""
     schedule = as_schedule(step_size)
-    check_o_sampler(problem, "o_langevin", alpha=alpha, beta=beta, correction=correction, num_probes=num_probes)
+    check_o_sampler(
+        problem,
+        "o_langevin",
+        alpha=alpha,
+        beta=beta,
+        correction=correction,
+        num_probes=num_probes,
+        max_active=max_active,
+    )
     check_positive("temperature", temperature)
 
-    def step(rng_key: Array, state: ChainState) -> tuple[ChainState, ChainInfo]:
+    def step(rng_key: Array, state: ChainState) -> tuple[ChainState, OLangevinInfo]:
         x, logdensity, constraint, unravel = problem.flatten(state.position)
         eta = jnp.asarray(schedule(state.iteration), x.dtype)
         method = resolve_correction(correction, x.size)
@@ -64,11 +84,18 @@ def build_kernel(
         value, score = jax.value_and_grad(logdensity)(x)
         vector = eta * (score + temperature * tangential) + noise
         rate = eta * temperature * normal - pull(frame.value, eta, alpha, beta)
-        x, status = keep_finite(x + steer(frame, vector, rate), x, value)
+        proposal = x + steer(frame, vector, rate)
+        reflected = None
+        if problem.inequality is not None:
+            inequality = lambda x: problem.inequality_fn(unravel(x))
+            landing = lambda h: pull(h, eta, alpha, beta)
+            proposal, reflected = stay_inside(inequality, frame, x, proposal, max_active=max_active, pull=landing)
+        x, status = keep_finite(proposal, x, value)
 
         status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
         position = unravel(x)
-        return ChainState(position, state.iteration + 1), ChainInfo(problem.constraint_value(position), status)
+        info = OLangevinInfo(problem.constraint_value(position), status, reflected)
+        return ChainState(position, state.iteration + 1), info
 
     return step
 
@@ -81,7 +108,14 @@ def pull(value: Array, eta: Array, alpha: float | None, beta: float) -> Array:
 
 
 def check_o_sampler(
-    problem: Problem, name: str, *, alpha: float | None, beta: float, correction: Correction, num_probes: int
+    problem: Problem,
+    name: str,
+    *,
+    alpha: float | None,
+    beta: float,
+    correction: Correction,
+    num_probes: int,
+    max_active: int,
 ) -> None:
     """Refuse, with the remedy, what no O-sampler can use."""
     if not problem.constrained:
@@ -89,14 +123,13 @@ def check_o_sampler(
             f"{name} needs a constraint and the problem has none: pass equality=... to og.Problem, "
             f"or use og.{name.removeprefix('o_')}, the unconstrained sampler."
         )
-    if problem.inequality is not None:
-        raise ValueError(f"{name} handles equality constraints only for now; the problem has inequality=...")
     if alpha is not None:
         check_positive("alpha", alpha)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must lie in [0, 1]; got {beta!r}.")
-    if num_probes < 1:
-        raise ValueError(f"num_probes must be at least 1; got {num_probes!r}.")
+    for argument, value in (("num_probes", num_probes), ("max_active", max_active)):
+        if value < 1:
+            raise ValueError(f"{argument} must be at least 1; got {value!r}.")
     resolve_correction(correction, 1)
 
 
@@ -109,11 +142,13 @@ def o_langevin(
     correction: Correction = "auto",
     num_probes: int = 1,
     temperature: float = 1.0,
+    max_active: int = MAX_ACTIVE,
 ) -> SamplingAlgorithm:
-    """The paper's O-Langevin, for any number of equality constraints, from any start.
+    """The paper's O-Langevin, for any number of equality and inequality constraints, from any start.
 
     Args:
-        problem: log density, equality constraint(s) and measure.
+        problem: log density, constraint(s) and measure. Where a step leaves h ≤ 0 it is reflected back along {g = 0}; once
+            inside, a chain never leaves.
         step_size: η, a number or an optax schedule of the iteration. Bias along the set and |g| are O(η).
         alpha: strength of the pull ψ(g) = α sign(g)|g|^{1+β}. None is 1/η: one Newton step per iteration when β = 0.
             The discrete factor αη|g|^β is capped at 1, beyond which a step would overshoot.
@@ -123,6 +158,7 @@ def o_langevin(
             near the Hausdorff one whatever `measure` says, on a level set shifted by O(1/α).
         num_probes: probes of the Hutchinson estimate.
         temperature: T; the law is π^{1/T} with the measure's factor unchanged.
+        max_active: rows of h that can turn a step back together: the most violated ones.
 
     >>> import jax, jax.numpy as jnp, ogradient as og
     >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)
@@ -137,6 +173,7 @@ def o_langevin(
         "correction": correction,
         "num_probes": num_probes,
         "temperature": temperature,
+        "max_active": max_active,
     }
     kernel = build_kernel(problem, step_size, **settings)
     return make_algorithm("o_langevin", problem, init, kernel, step_size=step_size, **settings)

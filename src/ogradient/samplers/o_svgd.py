@@ -6,18 +6,24 @@ v⊥(x_i) = D_i (1/n) Σ_j [k(x_i, x_j) a_j + D_j ∇_{x_j}k(x_i, x_j)],   a_j =
 This is the velocity of the matrix kernel k⊥(x, y) = k(x, y) D(x)D(y), with its divergence written out: r enters once per
 particle, and no kernel matrix is ever differentiated. Cost: one gradient of log π and the geometry of O-Langevin per
 particle, and O(n²md) arithmetic in matrix products. Deterministic but for Hutchinson's probes.
+
+With inequalities h ≤ 0 the kernel is k(x, y) b(y), b vanishing on the boundary (boundary.py): a_j becomes b_j a_j + D_j∇b_j and
+∇k is weighted by b_j. Without b particles would pile up on the boundary, however small the step: nothing outside repels
+them. Particles that leave are reflected, as in O-Langevin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ogradient.geometry import Correction, Frame, resolve_correction, steer, stein_drift
+from ogradient.boundary import MAX_ACTIVE, boundary_weight, stay_inside
+from ogradient.geometry import ConstraintFn, Correction, Frame, resolve_correction, steer, stein_drift
 from ogradient.problem import Problem
 from ogradient.samplers.base import SamplingAlgorithm, Schedule, make_algorithm
 from ogradient.samplers.o_langevin import check_o_sampler, pull
@@ -29,13 +35,12 @@ from ogradient.samplers.svgd import (
     flatten_particles,
     mean_field,
     next_bandwidth,
-    over_particles,
     particle_schedule,
     settle,
     tangent_update,
 )
 from ogradient.status import Status
-from ogradient.stein import RKHSKernel, rbf
+from ogradient.stein import RKHSKernel, over_particles, rbf
 
 
 def build_kernel(
@@ -49,10 +54,19 @@ def build_kernel(
     num_probes: int = 1,
     rkhs_kernel: RKHSKernel | None = None,
     block_size: int | None = None,
+    max_active: int = MAX_ACTIVE,
 ) -> Callable:
     """The transition `(rng_key, state) -> (state, info)` of an ensemble."""
     schedule = particle_schedule(step_size, optimizer)
-    check_o_sampler(problem, "o_svgd", alpha=alpha, beta=beta, correction=correction, num_probes=num_probes)
+    check_o_sampler(
+        problem,
+        "o_svgd",
+        alpha=alpha,
+        beta=beta,
+        correction=correction,
+        num_probes=num_probes,
+        max_active=max_active,
+    )
     if schedule is None and alpha is not None:
         raise ValueError(
             "alpha means alpha * step_size per step: give step_size too, or leave alpha out (one Newton step)."
@@ -67,20 +81,35 @@ def build_kernel(
         frames, drive, values = particle_geometry(
             problem, state, x, correction=correction, num_probes=num_probes, key=rng_key, block_size=block_size
         )
-        field = mean_field(kernel, h, x, drive, frames.root @ frames.jacobian, block_size)
+        inequality, share = particle_inequality(problem, state), None
+        if inequality is not None:
+            share, gradient = boundary_weight(inequality, frames, x, h, block_size)
+            drive = share[:, None] * drive + gradient
+        field = mean_field(kernel, h, x, drive, frames.root @ frames.jacobian, block_size, share)
 
         # The optimiser is given the velocity along the set only, and what it returns is projected again: however it
         # rescales coordinates, g moves by −ηψ(g) and nothing else, to first order.
         zero = jnp.zeros_like(frames.value)
         update, optimizer_state = tangent_update(jax.vmap(steer)(frames, field, zero), x, eta, optimizer, state)
-        landing_rate = -pull(frames.value, jnp.ones((), x.dtype) if eta is None else eta, alpha, beta)
-        proposal = x + jax.vmap(steer)(frames, update, landing_rate)
+        landing = lambda value: pull(value, jnp.ones((), x.dtype) if eta is None else eta, alpha, beta)
+        proposal = x + jax.vmap(steer)(frames, update, -landing(frames.value))
+        if inequality is not None:
+            turn = partial(stay_inside, inequality, max_active=max_active, pull=landing)
+            proposal, _ = over_particles(lambda argument: turn(*argument), (frames, x, proposal), block_size)
 
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
         status = jnp.where(jnp.any(frames.deficient), jnp.int32(Status.RANK_DEFICIENT), status)
         return settle(problem, proposal, values, state, unravel, h, optimizer_state, status)
 
     return step
+
+
+def particle_inequality(problem: Problem, state: ParticleState) -> ConstraintFn | None:
+    """H of one particle in flat coordinates, or None."""
+    if problem.inequality is None:
+        return None
+    unravel = problem.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[3]
+    return lambda x: problem.inequality_fn(unravel(x))
 
 
 def particle_geometry(
@@ -122,11 +151,12 @@ def o_svgd(
     num_probes: int = 1,
     rkhs_kernel: RKHSKernel | None = None,
     block_size: int | None = None,
+    max_active: int = MAX_ACTIVE,
 ) -> SamplingAlgorithm:
-    """The paper's O-SVGD, for any number of equality constraints, from any start: an ensemble sampler.
+    """The paper's O-SVGD, for any number of equality and inequality constraints, from any start: an ensemble sampler.
 
     Args:
-        problem: log density, equality constraint(s) and measure.
+        problem: log density, constraint(s) and measure.
         step_size: η, a number or an optax schedule of the iteration. Not needed with an optimiser.
         optimizer: an optax optimiser for the motion along the set. It is given −v⊥ as gradient, its updates replace η v⊥
             and are projected on the tangent space again; the landing is added afterwards, untouched.
@@ -138,6 +168,7 @@ def o_svgd(
         rkhs_kernel: `og.rbf()` (default) or `og.imq()`, with their bandwidth.
         block_size: particles whose interactions are in memory together; None is all. Never changes the result but for
             rounding.
+        max_active: rows of h that can turn a particle back together: the most violated ones.
 
     >>> import jax, jax.numpy as jnp, ogradient as og
     >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)
@@ -154,6 +185,7 @@ def o_svgd(
         "num_probes": num_probes,
         "rkhs_kernel": rkhs_kernel or rbf(),
         "block_size": block_size,
+        "max_active": max_active,
     }
     kernel = build_kernel(problem, step_size, **settings)
     return make_algorithm(

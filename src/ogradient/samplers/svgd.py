@@ -19,7 +19,7 @@ from jax import Array, lax
 from ogradient.problem import Position, Problem
 from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, make_algorithm
 from ogradient.status import Status
-from ogradient.stein import RKHSKernel, median_bandwidth, rbf, squared_distances
+from ogradient.stein import RKHSKernel, median_bandwidth, over_particles, rbf, squared_distances
 
 
 class ParticleState(NamedTuple):
@@ -57,11 +57,6 @@ def flatten_particles(problem: Problem, position: Position) -> tuple[Array, Call
     return jax.vmap(lambda p: problem.flatten(p)[0])(position), jax.vmap(unravel)
 
 
-def over_particles(function: Callable, arguments: Any, block_size: int | None) -> Any:
-    """Map over particles: all at once, or in blocks so that memory is O(n · block)."""
-    return jax.vmap(function)(arguments) if block_size is None else lax.map(function, arguments, batch_size=block_size)
-
-
 def next_bandwidth(kernel: RKHSKernel, x: Array, state: ParticleState) -> tuple[Array, Array]:
     """The bandwidth of this step, and whether the particles have collapsed so that the median gives none."""
     if kernel.bandwidth is not None:
@@ -79,12 +74,19 @@ def next_bandwidth(kernel: RKHSKernel, x: Array, state: ParticleState) -> tuple[
 
 
 def mean_field(
-    kernel: RKHSKernel, h: Array, x: Array, drive: Array, normals: Array | None, block_size: int | None
+    kernel: RKHSKernel,
+    h: Array,
+    x: Array,
+    drive: Array,
+    normals: Array | None,
+    block_size: int | None,
+    share: Array | None = None,
 ) -> Array:
-    """(1/n) Σ_j [k(x_i, x_j) a_j + D_j ∇_{x_j}k(x_i, x_j)] for every i, as matrix products.
+    """(1/n) Σ_j [k(x_i, x_j) a_j + b_j D_j ∇_{x_j}k(x_i, x_j)] for every i, as matrix products.
 
-    `drive` is a (n, d); `normals` are Q (n, m, d) with D_j = I − Q_jᵀQ_j, or None where D = I. With w = −2κ' ≥ 0,
-    Σ_j D_j∇k = x_i Σ_j w_ij − Σ_j w_ij x_j − Σ_j w_ij Q_jᵀ Q_j(x_i − x_j), all O(n²md) and no d×d matrix.
+    `drive` is a (n, d); `normals` are Q (n, m, d) with D_j = I − Q_jᵀQ_j, or None where D = I; `share` is b (n,), or None
+    for 1. With w = −2bκ' ≥ 0,
+    Σ_j b_j D_j∇k = x_i Σ_j w_ij − Σ_j w_ij x_j − Σ_j w_ij Q_jᵀ Q_j(x_i − x_j), all O(n²md) and no d×d matrix.
     """
     n, d = x.shape
     check_memory(n, 0 if normals is None else normals.shape[1], x.dtype.itemsize, block_size)
@@ -96,7 +98,7 @@ def mean_field(
 
     def row(point: Array) -> Array:
         k = kernel.profile(squared_distances(point, x), h)
-        weight = -2 * k.first
+        weight = -2 * k.first if share is None else -2 * share * k.first
         across = (flat_normals @ point).reshape(offsets.shape) - offsets  # Q_j (x_i − x_j)
         leak = (weight[:, None] * across).reshape(-1) @ flat_normals
         return (k.value @ drive + jnp.sum(weight) * point - weight @ x - leak) / n

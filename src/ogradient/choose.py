@@ -1,0 +1,63 @@
+"""The algorithm of a run that names none, or only its name: land, tune, and say what was chosen and why."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from jax import Array, random
+
+from ogradient.checks import check_start, land_starts
+from ogradient.problem import Position, Problem
+from ogradient.samplers import chmc, o_langevin
+from ogradient.samplers.base import SamplingAlgorithm, check_positive
+from ogradient.tuning import tune_chmc, tune_o_langevin
+
+TUNED = ("chmc", "o_langevin")
+LEAST_ACCEPTANCE = 0.2  # of a tuned chmc; below, its moves fail for reasons that tuning cannot mend
+
+
+def choose(
+    problem: Problem,
+    positions: Position,
+    key: Array,
+    name: str | None,
+    *,
+    tolerance: float | None,
+    progress: bool,
+) -> tuple[SamplingAlgorithm, Position]:
+    """The algorithm with its settings, and where its chains start."""
+    if name is not None and name not in TUNED:
+        raise ValueError(
+            f"algorithm must be an algorithm, such as og.o_svgd(problem, 0.1), or one of the names {TUNED} whose settings are "
+            f"found in warm-up; got {name!r}."
+        )
+    if tolerance is not None:
+        check_positive("tolerance", tolerance)
+    o_langevin(problem, 1.0)  # refuses, with the remedy, a problem without a constraint
+    check_start(problem, positions, {}, constrained=True)
+    key = random.fold_in(key, 2**32 - 1)
+    reason = "asked for"
+    if name != "o_langevin":
+        tuned = tune_chmc(key, problem, land_starts(problem, positions))
+        if name == "chmc" or tuned.acceptance_rate > LEAST_ACCEPTANCE:
+            steps, mass = tuned.num_integration_steps, np.asarray(tuned.inverse_mass)
+            _say(
+                f"chmc, exact on the set: step_size={tuned.step_size:.3g}, num_integration_steps={steps}, diagonal metric, "
+                f"acceptance {tuned.acceptance_rate:.2f}",
+                progress,
+            )
+            algorithm = chmc(problem, tuned.step_size, num_integration_steps=steps, inverse_mass=mass)
+            return algorithm, tuned.positions
+        reason = f"chmc accepts only {tuned.acceptance_rate:.2f} of its moves here"
+    eta, violation = tune_o_langevin(key, problem, positions, tolerance=tolerance)
+    _say(
+        f"o_langevin, near the set: step_size={eta:.3g}, alpha={1 / eta:.3g}, beta=0, mean |g| {violation:.2g} ({reason})",
+        progress,
+    )
+    return o_langevin(problem, eta, alpha=1 / eta), positions
+
+
+def _say(text: str, progress: bool) -> None:
+    if progress:
+        print(f"og.sample chose {text}.", file=sys.stderr)

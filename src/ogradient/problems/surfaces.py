@@ -1,0 +1,155 @@
+"""Curves and surfaces in two and three dimensions, on which the two measures differ (or pointedly do not)."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ogradient.problem import Measure, Problem
+from ogradient.problems.known import KnownProblem, Moment, inverse_cdf
+
+
+def cubic(measure: Measure = "conditional") -> KnownProblem:
+    """The paper's: g = x₁ + x₂³, log π = −½[(x₁ + x₂³)² + x₂²]. Conditional law: x₂ ~ N(0,1), x₁ = −x₂³."""
+    phi = lambda x: x[0] + x[1] ** 3
+    on_curve = lambda y: jnp.stack([-(y**3), y], axis=-1)
+    problem = Problem(lambda x: -0.5 * (phi(x) ** 2 + x[1] ** 2), equality=phi, measure=measure)
+    # E[x₂²] of the Hausdorff law: arc length on the curve is √(1 + 9y⁴) dy.
+    second, sixth, cosine = (1.0, 15.0, math.exp(-0.5)) if measure == "conditional" else (2.65990, 92.03833, None)
+    moments = {"x₂": Moment(lambda x: x[1], 0.0), "x₂²": Moment(lambda x: x[1] ** 2, second)}
+    moments["x₁²"] = Moment(lambda x: x[0] ** 2, sixth)
+    if cosine is not None:
+        moments["cos x₂"] = Moment(lambda x: jnp.cos(x[1]), cosine)
+    return KnownProblem(
+        name="cubic",
+        problem=problem,
+        dim=2,
+        start_on=lambda key, n: on_curve(-2 + 0.1 * jax.random.normal(key, (n,))),
+        start_off=lambda key, n: jnp.array([[-10.0, 1.0]]) + 0.1 * jax.random.normal(key, (n, 2)),
+        moments=moments,
+        exact=(lambda key, n: on_curve(jax.random.normal(key, (n,)))) if measure == "conditional" else _cubic_hausdorff,
+    )
+
+
+def _cubic_hausdorff(key: Array, n: int) -> Array:
+    """The density of x₂ is ∝ e^{−y²/2} √(1 + 9y⁴)."""
+    grid = np.linspace(-12, 12, 200_001)
+    y = inverse_cdf(grid, np.exp(-0.5 * grid**2) * np.sqrt(1 + 9 * grid**4))(key, n)
+    return jnp.stack([-(y**3), y], axis=-1)
+
+
+def ellipse(measure: Measure = "conditional") -> KnownProblem:
+    """g = ½(x²/9 + y² − 1), flat log π: the smallest problem on which the two measures differ."""
+    horizontal, vertical = (4.5, 0.5) if measure == "conditional" else (3.476396, 0.613734)
+
+    def exact(key: Array, n: int) -> Array:
+        # The conditional law is uniform in the parameter angle t; the Hausdorff law has density √(9 sin² t + cos² t) in it.
+        grid = np.linspace(0, 2 * np.pi, 100_001)
+        density = np.ones_like(grid) if measure == "conditional" else np.sqrt(9 * np.sin(grid) ** 2 + np.cos(grid) ** 2)
+        angle = inverse_cdf(grid, density)(key, n)
+        return jnp.stack([3 * jnp.cos(angle), jnp.sin(angle)], axis=-1)
+
+    return KnownProblem(
+        name="ellipse",
+        problem=Problem(lambda x: 0.0, equality=lambda x: 0.5 * (x[0] ** 2 / 9 + x[1] ** 2 - 1), measure=measure),
+        dim=2,
+        start_on=exact,
+        start_off=lambda key, n: jnp.array([[3.0, 2.0]]) + jax.random.normal(key, (n, 2)),
+        moments={
+            "x": Moment(lambda x: x[0], 0.0),
+            "x²": Moment(lambda x: x[0] ** 2, horizontal),
+            "y²": Moment(lambda x: x[1] ** 2, vertical),
+        },
+        exact=exact,
+    )
+
+
+def torus(form: str = "b", measure: Measure = "conditional") -> KnownProblem:
+    """One torus (R = 1, r = ½) as the zero set of two functions; flat log π. The acid test of `measure`.
+
+    Form "a", (√(x²+y²)−R)² + z² − r²: ‖∇g‖ is constant on the set, both measures are the area.
+    Form "b", (‖x‖²+R²−r²)² − 4R²(x²+y²): the conditional law is uniform in both angles, the Hausdorff law is the area.
+    """
+    if form not in ("a", "b"):
+        raise ValueError(f"form must be 'a' or 'b'; got {form!r}.")
+    big, small = 1.0, 0.5
+    functions = {
+        "a": lambda x: (jnp.hypot(x[0], x[1]) - big) ** 2 + x[2] ** 2 - small**2,
+        "b": lambda x: (jnp.sum(x**2) + big**2 - small**2) ** 2 - 4 * big**2 * (x[0] ** 2 + x[1] ** 2),
+    }
+    by_area = form == "a" or measure == "hausdorff"
+
+    def exact(key: Array, n: int) -> Array:
+        round_key, tube_key, accept_key = jax.random.split(key, 3)
+        theta = 2 * jnp.pi * jax.random.uniform(round_key, (n,))
+        # By area the tube angle φ has density ∝ 1 + (r/R) cos φ: a fair coin flips a proposal to the other side.
+        phi = 2 * jnp.pi * jax.random.uniform(tube_key, (n,))
+        if by_area:
+            inward = jax.random.uniform(accept_key, (n,)) * 2 > 1 + (small / big) * jnp.cos(phi)
+            phi = jnp.where(inward, jnp.pi - phi, phi)
+        radius = big + small * jnp.cos(phi)
+        return jnp.stack([radius * jnp.cos(theta), radius * jnp.sin(theta), small * jnp.sin(phi)], axis=-1)
+
+    tube = lambda x: (jnp.hypot(x[0], x[1]) - big) / small
+    return KnownProblem(
+        name=f"torus_{form}",
+        problem=Problem(lambda x: 0.0, equality=functions[form], measure=measure),
+        dim=3,
+        start_on=exact,
+        start_off=lambda key, n: exact(key, n) * jnp.array([[1.5, 1.5, 1.8]]),
+        moments={
+            "cos φ": Moment(tube, 0.25 if by_area else 0.0),
+            "x²+y²": Moment(lambda x: x[0] ** 2 + x[1] ** 2, 1.375 if by_area else 1.125),
+            "z²": Moment(lambda x: x[2] ** 2, 0.125),
+        },
+        exact=exact,
+    )
+
+
+def torus_a(measure: Measure = "conditional") -> KnownProblem:
+    """`torus("a")`: ‖∇g‖ is constant on the set, so both measures are the area."""
+    return torus("a", measure)
+
+
+def torus_b(measure: Measure = "conditional") -> KnownProblem:
+    """`torus("b")`, a polynomial: conditional is uniform in both angles, Hausdorff is the area."""
+    return torus("b", measure)
+
+
+def mici_torus() -> KnownProblem:
+    """The torus of mici's README: form a, density against area ∝ (1 + 0.9 sin 4θ cos φ)/(1 + (r/R) cos φ)."""
+    plain = torus("a")
+    big, small = 1.0, 0.5
+    wave = lambda theta, cosine: jnp.sin(4 * theta) * cosine
+    tube = lambda x: (jnp.hypot(x[0], x[1]) - big) / small
+
+    def logdensity(x: Array) -> Array:
+        theta, cosine = jnp.arctan2(x[1], x[0]), tube(x)
+        return jnp.log1p(0.9 * wave(theta, cosine)) - jnp.log1p(small / big * cosine)
+
+    def exact(key: Array, n: int) -> Array:
+        # In the angles the density is ∝ 1 + 0.9 sin 4θ cos φ: a fair coin flips φ to π − φ.
+        round_key, tube_key, accept_key = jax.random.split(key, 3)
+        theta, phi = (2 * jnp.pi * jax.random.uniform(k, (n,)) for k in (round_key, tube_key))
+        flip = jax.random.uniform(accept_key, (n,)) * 2 > 1 + 0.9 * wave(theta, jnp.cos(phi))
+        phi = jnp.where(flip, jnp.pi - phi, phi)
+        radius = big + small * jnp.cos(phi)
+        return jnp.stack([radius * jnp.cos(theta), radius * jnp.sin(theta), small * jnp.sin(phi)], axis=-1)
+
+    return KnownProblem(
+        name="mici_torus",
+        problem=Problem(logdensity, equality=plain.problem.equality),
+        dim=3,
+        start_on=exact,
+        start_off=lambda key, n: exact(key, n) * 1.15,
+        moments={
+            "sin 4θ cos φ": Moment(lambda x: wave(jnp.arctan2(x[1], x[0]), tube(x)), 0.225),
+            "cos φ": Moment(tube, 0.0),
+            "z²": Moment(lambda x: x[2] ** 2, 0.125),
+        },
+        exact=exact,
+    )
