@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, factor, project, steer, value_and_jacobian
+from ogradient.geometry import ConstraintFn, Frame, factor, project, solve, value_and_jacobian
 from ogradient.stein import over_particles
 
 MAX_ACTIVE = 8  # rows of h that can turn a move back together, unless the user says otherwise
@@ -27,22 +27,25 @@ def stay_inside(
     """Where a move from x to y ends when h ≤ 0 must hold, and whether y was outside.
 
     A y inside stays. Outside, the (at most `max_active`) most violated rows of h are brought to their mirror images −h by the
-    shortest move along {g = 0}: J⁺ over the rows of g, those of `frame`, and of h. If that is still outside, where boundaries
+    shortest move along {g = 0}: (D∇h)⁺(−2h), with the D of `frame`. If that is still outside, where boundaries
     meet, the move is refused and x stays: once inside, always inside. From an x outside, rows move by `pull(h)` instead.
     """
+    y = lax.optimization_barrier(y)  # otherwise the compiler computes y, random numbers and all, once per use of it
     value, pullback = jax.vjp(inequality, y)
     violation, rows = lax.top_k(value, min(max_active, value.size))
-    (normals,) = jax.vmap(pullback)(jax.nn.one_hot(rows, value.size, dtype=value.dtype))
     active = violation > 0
-    both = factor(
-        jnp.concatenate([frame.value, violation]),
-        jnp.concatenate([frame.jacobian, normals]),
-        active=jnp.concatenate([jnp.ones(frame.value.shape, bool), active]),
-    )
+
+    def differentiate(i: Array, normals: Array) -> Array:
+        return normals.at[i].set(pullback(jax.nn.one_hot(rows[i], value.size, dtype=value.dtype))[0])
+
+    # Usually few rows are violated, if any: only those are differentiated.
+    normals = lax.fori_loop(0, jnp.sum(active), differentiate, jnp.zeros((violation.size, y.size), y.dtype))
+    tangent = normals - solve(frame, frame.jacobian @ normals.T).T @ frame.jacobian
+    rows_of_h = factor(violation, tangent, active)
     inside = lambda point: jnp.all(inequality(point) <= 0)
     from_inside = inside(x)
     change = jnp.where(active, -jnp.where(from_inside, 2 * violation, pull(violation)), 0.0)
-    mirrored = y + steer(both, jnp.zeros_like(y), jnp.concatenate([jnp.zeros_like(frame.value), change]))
+    mirrored = y + solve(rows_of_h, change) @ tangent
     left = active[0]
     refused = left & from_inside & ~inside(mirrored)
     return jnp.where(refused, x, jnp.where(left, mirrored, y)), left

@@ -9,11 +9,11 @@ from jax import Array, random
 
 from ogradient.checks import check_start, land_starts
 from ogradient.problem import Position, Problem
-from ogradient.samplers import chmc, o_langevin
+from ogradient.samplers import chmc, clangevin, o_langevin
 from ogradient.samplers.base import SamplingAlgorithm, check_positive
-from ogradient.tuning import tune_chmc, tune_o_langevin
+from ogradient.tuning import CHMCTuning, tune_chmc, tune_o_langevin
 
-TUNED = ("chmc", "o_langevin")
+TUNED = ("chmc", "clangevin", "o_langevin")
 LEAST_ACCEPTANCE = 0.2  # of a tuned chmc; below, its moves fail for reasons that tuning cannot mend
 
 
@@ -39,12 +39,17 @@ def choose(
     key = random.fold_in(key, 2**32 - 1)
     reason = "asked for"
     if name != "o_langevin":
-        tuned = tune_chmc(key, problem, land_starts(problem, positions))
+        landed = land_starts(problem, positions)
+        if name == "clangevin":
+            tuned = tune_chmc(key, problem, landed, trajectories=(1,))
+            _say(f"clangevin: step_size={tuned.step_size:.3g}, diagonal metric, {_accepted(tuned)}", progress)
+            return clangevin(problem, tuned.step_size, inverse_mass=np.asarray(tuned.inverse_mass)), tuned.positions
+        tuned = tune_chmc(key, problem, landed)
         if name == "chmc" or tuned.acceptance_rate > LEAST_ACCEPTANCE:
             steps, mass = tuned.num_integration_steps, np.asarray(tuned.inverse_mass)
             _say(
                 f"chmc, exact on the set: step_size={tuned.step_size:.3g}, num_integration_steps={steps}, diagonal metric, "
-                f"acceptance {tuned.acceptance_rate:.2f}",
+                f"{_accepted(tuned)}",
                 progress,
             )
             algorithm = chmc(problem, tuned.step_size, num_integration_steps=steps, inverse_mass=mass)
@@ -56,6 +61,10 @@ def choose(
         progress,
     )
     return o_langevin(problem, eta, alpha=1 / eta), positions
+
+
+def _accepted(tuned: CHMCTuning) -> str:
+    return f"acceptance {tuned.acceptance_rate:.2f}"
 
 
 def _say(text: str, progress: bool) -> None:

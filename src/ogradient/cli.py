@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 run_app = typer.Typer(no_args_is_help=True, help="Run an experiment and write its folder.")
 app.add_typer(run_app, name="run")
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
 
 Chains = Annotated[int, typer.Option(min=2, help="Independent chains (the paper has 50).")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same numbers.")]
@@ -126,6 +126,51 @@ def run_theory(
 
     with jax.enable_x64(True):
         _finish("theory", *theory.run(theory.Config(particles, steps, seed), out, progress=not quiet))
+
+
+@run_app.command("problem")
+def run_problem(
+    name: Annotated[str, typer.Argument(help="See `ogradient list problems`.")],
+    sampler: Annotated[
+        str | None, typer.Option(help="chmc, clangevin, o_langevin or o_svgd; all that apply by default.")
+    ] = None,
+    measure: Annotated[
+        str | None, typer.Option(help="conditional or hausdorff, where the problem has a choice.")
+    ] = None,
+    chains: Chains = 64,
+    samples: Annotated[int, typer.Option(min=10, help="Draws kept per chain.")] = 1000,
+    particles: Annotated[int, typer.Option(min=2, help="Particles of o_svgd.")] = 200,
+    seed: Seed = 0,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """Any problem with a known answer, with any sampler, scored against its truth."""
+    from ogradient.experiments import problem
+
+    _choice("problem", name, tuple(PROBLEMS))
+    samplers = _choice("sampler", sampler, problem.SAMPLERS)
+    config = problem.Config(name, samplers, measure, chains, samples, particles, seed)
+    try:
+        problem.build(name, measure)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    with jax.enable_x64(True):
+        _finish(name, *problem.run(config, out, progress=not quiet))
+
+
+@run_app.command("measure")
+def run_measure(
+    chains: Chains = 100,
+    samples: Annotated[int, typer.Option(min=10, help="Draws kept per chain.")] = 200,
+    seed: Seed = 0,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """One torus as the zero set of two functions, in both measures."""
+    from ogradient.experiments import measure
+
+    with jax.enable_x64(True):
+        _finish("measure", *measure.run(measure.Config(chains, samples, seed), out, progress=not quiet))
 
 
 @app.command("bench")

@@ -58,28 +58,25 @@ def value_and_jacobian(constraint: ConstraintFn, x: Array) -> tuple[Array, Array
 
 
 def factor(value: Array, jacobian: Array, active: Array | None = None) -> Frame:
-    """The frame of given rows. Rows that are not `active` are as if they were not there, with static shapes."""
+    """The frame of given rows. Rows that are not `active`, which must be 0, are as if they were not there."""
     m, dtype = value.size, jacobian.dtype
     if m == 0:
         zero = jnp.zeros((), dtype)
         return Frame(value, jacobian, jnp.zeros((0, 0), dtype), zero, jnp.zeros((), bool))
-    if active is not None:
-        value, jacobian = jnp.where(active, value, 0.0), jnp.where(active[:, None], jacobian, 0.0)
-    squared_norms = jnp.sum(jacobian**2, axis=1)
+    gram = jacobian @ jacobian.T if m > 1 else jnp.sum(jacobian**2, axis=1, keepdims=True)
+    squared_norms = jnp.diagonal(gram)
     vanishing = ~(squared_norms > 0)
-    if active is None:
-        log_norms, gone = 0.5 * jnp.sum(jnp.log(squared_norms)), vanishing
-    else:  # a 1 on the diagonal of G in place of a row that is not there
-        gone = vanishing & active
-        log_norms = 0.5 * jnp.sum(jnp.where(active, jnp.log(jnp.where(active, squared_norms, 1.0)), 0.0))
+    gone = vanishing if active is None else vanishing & active
+    log_norms = 0.5 * jnp.sum(jnp.log(squared_norms if active is None else jnp.where(active, squared_norms, 1.0)))
     safe = jnp.where(vanishing, 1.0, squared_norms)
     scale = jnp.where(vanishing, 0.0, lax.rsqrt(safe))
     if m == 1:
         return Frame(value, jacobian, scale[:, None], log_norms, gone[0])
-    unit_rows = jacobian * scale[:, None]
     ridge = 8 * m * jnp.finfo(dtype).eps
-    diagonal = jnp.full(m, ridge, dtype) if active is None else jnp.where(active, jnp.asarray(ridge, dtype), 1.0)
-    cholesky = jnp.linalg.cholesky(unit_rows @ unit_rows.T + jnp.diag(diagonal))
+    diagonal = jnp.full(m, ridge, dtype)
+    if active is not None:  # a 1 on the diagonal in place of a row that is not there keeps shapes static
+        diagonal = jnp.where(active, diagonal, 1.0)
+    cholesky = jnp.linalg.cholesky(gram * scale[:, None] * scale[None] + jnp.diag(diagonal))
     root = _invert_lower(cholesky) * scale[None]  # L⁻¹S
     pivots = jnp.diagonal(cholesky)
     # A row that depends on earlier ones leaves a pivot² of about the ridge.

@@ -82,6 +82,58 @@ def draw_samples(
     axis.legend(fontsize=7, frameon=False, loc="upper right")
 
 
+def draw_scores(
+    axes: Sequence[Axes],
+    exact: np.ndarray,
+    scores: Mapping[str, tuple[np.ndarray, Mapping[str, tuple[float, float, float, float]]]],
+    *,
+    colours: Mapping[str, str],
+    title: str = "",
+) -> None:
+    """Draws over exact ones, in the first two coordinates, and the errors of moments (mean, error, truth, sd) in their sd."""
+    left, right = axes
+    second = exact[:, 1] if exact.shape[1] > 1 else np.linspace(0, 1, len(exact))
+    left.scatter(exact[:, 0], second, s=14, color="0.8", linewidths=0, label="exact")
+    for index, (name, (draws, moments)) in enumerate(scores.items()):
+        other = draws[:, 1] if draws.shape[1] > 1 else np.linspace(0, 1, len(draws))
+        left.scatter(draws[:, 0], other, s=4, color=colours[name], alpha=0.6, linewidths=0, label=name)
+        at = np.arange(len(moments)) + 0.8 * (index - (len(scores) - 1) / 2) / len(scores)
+        mean, error, truth, sd = np.array(list(moments.values())).T
+        bars = 3 * np.nan_to_num(error) / sd
+        right.errorbar((mean - truth) / sd, at, xerr=bars, fmt="o", markersize=4, color=colours[name], label=name)
+    names = list(next(iter(scores.values()))[1])
+    right.axvline(0, color="0.55", linewidth=1, linestyle="--", zorder=0)
+    right.set_yticks(range(len(names)), names, fontsize=8)
+    right.set_xlabel("error in standard deviations of the law (bars: 3 Monte Carlo errors)", fontsize=8)
+    left.set_xlabel("x₁", fontsize=9)
+    left.set_ylabel("x₂" if exact.shape[1] > 1 else "draw", fontsize=9)
+    left.set_title(title, fontsize=10)
+    left.legend(fontsize=7, frameon=False, markerscale=2)
+
+
+def draw_tori(
+    draws: Mapping[str, np.ndarray], *, area: Callable[[np.ndarray], np.ndarray], colours: Sequence[str]
+) -> Figure:
+    """Draws (n, 3) on a torus of radii 1 and ½ from above, and the density of the angle φ round the tube (0 is outside)."""
+    figure, axes = new_figure(2, len(draws), width=3.0, height=2.7)
+    angles = np.linspace(-np.pi, np.pi, 200)
+    for column, (label, points) in enumerate(draws.items()):
+        above, below = axes[:, column]
+        above.scatter(points[::4, 0], points[::4, 1], s=1.5, color=colours[column % 2], alpha=0.5, linewidths=0)
+        above.set_aspect("equal")
+        above.set_axis_off()
+        above.set_title(label, fontsize=10)
+        phi = np.arctan2(points[:, 2], np.hypot(points[:, 0], points[:, 1]) - 1)
+        below.hist(phi, bins=40, range=(-np.pi, np.pi), density=True, color=colours[column % 2], alpha=0.5)
+        below.plot(angles, area(angles), color="0.25", linewidth=1, label="by area")
+        below.axhline(1 / (2 * np.pi), color="0.25", linewidth=1, linestyle=":", label="uniform in φ")
+        below.set_ylim(0, 0.32)
+        below.set_xticks([-np.pi, 0, np.pi], ["inside", "outside", "inside"])
+        below.set_xlabel("angle φ round the tube", fontsize=8)
+        below.legend(fontsize=7, frameon=False, loc="upper right")
+    return figure
+
+
 def animate_samples(
     logdensity: Callable[[np.ndarray, np.ndarray], Any],
     constraint: Callable[[np.ndarray, np.ndarray], Any],

@@ -58,9 +58,9 @@ def sample(
         initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it. For ensemble
             samplers (og.o_svgd, og.svgd) the axes are (ensembles, particles, ...). Not needed to resume, except to give
             back its structure to a loaded trace of custom containers.
-        algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. The names "chmc" and
-            "o_langevin" have their settings tuned; None tunes `chmc`, exact on the set, or O-Langevin where that accepts
-            too little or does not apply. What was chosen is printed, and is in `trace.provenance["settings"]`.
+        algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. The names "chmc",
+            "clangevin" and "o_langevin" have their settings tuned; None tunes `chmc`, exact on the set, or O-Langevin where
+            that accepts too little. What was chosen is printed, and is in `trace.provenance["settings"]`.
         num_warmup: steps before the first draw; their draws are not kept (use 0 to keep everything).
         num_samples: draws to keep per chain.
         thinning: steps per kept draw; the others are never stored.

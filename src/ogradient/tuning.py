@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -132,7 +133,14 @@ class CHMCTuning(NamedTuple):
     positions: Position
 
 
-def tune_chmc(key: Array, problem: Problem, positions: Position, *, target: float | None = None) -> CHMCTuning:
+def tune_chmc(
+    key: Array,
+    problem: Problem,
+    positions: Position,
+    *,
+    target: float | None = None,
+    trajectories: Sequence[int] = TRAJECTORIES,
+) -> CHMCTuning:
     """Step size, trajectory length and diagonal metric for `chmc`, from all chains together.
 
     The step size follows the pooled acceptance rate by dual averaging (Hoffman and Gelman 2014, section 3.2) to `target`. The
@@ -145,6 +153,7 @@ def tune_chmc(key: Array, problem: Problem, positions: Position, *, target: floa
         positions: of all chains, on the set.
         target: acceptance rate aimed at; None is 0.8, or 0.4 with inequalities, where most refused moves ended outside and
             only shorter ones would not.
+        trajectories: numbers of steps per transition to choose from.
     """
     if target is None:
         target = 0.8 if problem.inequality is None else 0.4
@@ -202,10 +211,10 @@ def tune_chmc(key: Array, problem: Problem, positions: Position, *, target: floa
     mass = jnp.maximum(variance, 1e-4 * jnp.max(variance)) if float(jnp.max(variance)) > 0 else unit
     positions, epsilon, *_ = run(3, positions, 0.5, 4, mass, adapt=True)
     gains = []
-    for number, steps in enumerate(TRAJECTORIES):
+    for number, steps in enumerate(trajectories):
         positions, _, _, _, jump = run(4 + number, positions, epsilon, steps, mass, adapt=False)
         gains.append(float(jump) / (steps + 0.5))
-    steps = TRAJECTORIES[max(range(len(gains)), key=gains.__getitem__)]
+    steps = trajectories[max(range(len(gains)), key=gains.__getitem__)]
     positions, epsilon, *_ = run(20, positions, epsilon, steps, mass, adapt=True)
     positions, _, rate, _, _ = run(21, positions, epsilon, steps, mass, adapt=False)
     return CHMCTuning(float(epsilon), steps, mass, float(rate), positions)

@@ -5,4 +5,6 @@ EXPERIMENTS = {
     "hyperparameters": "O-Langevin on the cubic from off the set, for several alpha and beta",
     "runtime": "energy distance on the cubic against seconds, with mici's samplers beside ours",
     "theory": "decay of |g| against the predicted rates, and of the Stein discrepancy, for O-SVGD and O-Langevin",
+    "problem": "any problem with a known answer, with any sampler, scored against its truth",
+    "measure": "what the measure means: one torus as the zero set of two functions, in both measures",
 }
