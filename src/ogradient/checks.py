@@ -100,7 +100,7 @@ def check_start(
     if problem.equality is None:
         return
     _warn_squared(values)
-    _warn_unattainable(values, norms, report["size"])
+    _warn_unattainable(values, norms, report["size"], dependent=bool(report["deficient"][:, 0].all()))
     _warn_capped(values[:, 0], settings)
 
 
@@ -116,15 +116,15 @@ def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[st
     if not constrained:
         return report
 
-    def newton(x: Array, _: None) -> tuple[Array, tuple[Array, Array, Array]]:
+    def newton(x: Array, _: None) -> tuple[Array, tuple[Array, ...]]:
         frame = frame_at(constraint, x)
-        seen = (frame.value, jnp.linalg.norm(frame.jacobian, axis=1), jnp.linalg.norm(x))
+        seen = (frame.value, jnp.linalg.norm(frame.jacobian, axis=1), jnp.linalg.norm(x), frame.deficient)
         return x + steer(frame, jnp.zeros_like(x), -frame.value), seen
 
-    _, (values, norms, size) = lax.scan(newton, x, length=NEWTON_STEPS + 1)
+    _, (values, norms, size, deficient) = lax.scan(newton, x, length=NEWTON_STEPS + 1)
     bounds, slopes = value_and_jacobian(lambda x: problem.inequality_fn(unravel(x)), x)
     report |= {"bounds": bounds, "slopes": jnp.linalg.norm(slopes, axis=1)}
-    return report | {"values": values, "norms": norms, "size": size}
+    return report | {"values": values, "norms": norms, "size": size, "deficient": deficient}
 
 
 def _refuse_non_finite(what: str, values: np.ndarray, who: str) -> None:
@@ -153,6 +153,20 @@ def land_starts(problem: Problem, positions: Position) -> Position:
             f"best residual is {residual:.3g}.{why} If the constraint can be met at all, start nearer to the set."
         )
     return landing.position
+
+
+def bring_inside(problem: Problem, positions: Position, *, ensemble: bool = False) -> Position:
+    """Land the starts that violate an inequality where log π is not finite: it need not exist where h(x) > 0."""
+    if problem.inequality is None:
+        return positions
+    merge = lambda leaf: leaf.reshape((-1, *leaf.shape[2:])) if ensemble else leaf
+    flat = jax.tree.map(merge, positions)
+    lost = jax.vmap(lambda x: ~jnp.isfinite(problem.logdensity(x)) & jnp.any(problem.inequality_fn(x) > 0))(flat)
+    if not bool(jnp.any(lost)):
+        return positions
+    landed = land(problem, flat).position
+    pick = lambda new, old: jnp.where(lost.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
+    return jax.tree.map(lambda new, old, like: pick(new, old).reshape(like.shape), landed, flat, positions)
 
 
 def warn_if_separate(trace: Trace) -> None:
@@ -213,17 +227,25 @@ def _check_particles(positions: Position, settings: dict[str, Any]) -> None:
 
 
 def _warn_infeasible(problem: Problem, positions: Position, bounds: np.ndarray) -> None:
-    """A row that every start violates, and from which none can be brought inside, usually has the wrong sign."""
-    rows = np.flatnonzero((bounds > 0).all(axis=0))
-    if not rows.size:
+    """No start is inside and none can be brought there: rows of the wrong sign, in conflict, or never below 0."""
+    if not (bounds > 0).any(axis=1).all():
         return
     landing = land(problem, positions)
-    if (np.asarray(landing.status) != Status.OK).all():
-        warn(
-            f"inequality[{rows[0]}] is positive at every start, and no start could be brought to where all constraints hold: the "
-            f"best residual is {np.asarray(landing.residual).min():.3g}. The library wants h(x) <= 0; if you meant h(x) >= 0, "
-            "pass its negative. Otherwise the constraints may contradict each other, or the starts be too far."
+    if (np.asarray(landing.status) == Status.OK).any():
+        return
+    best, rows = float(np.asarray(landing.residual).min()), np.flatnonzero((bounds > 0).all(axis=0))
+    text = f"no start could be brought to where all constraints hold: the best residual is {best:.3g}. "
+    if rows.size:
+        text += (
+            f"inequality[{rows[0]}] is positive at every start; h(x) <= 0 is wanted: if you meant h(x) >= 0, pass -h. "
         )
+    if best < 1e-6:
+        text += "It is nearly 0: an inequality that is never below 0 is an equality; pass it (or its root, if a square) as one. "
+    warn(
+        text
+        + ("Otherwise the" if rows.size else "The")
+        + " constraints may contradict each other, or the starts be too far."
+    )
 
 
 def _warn_squared(values: np.ndarray) -> None:
@@ -231,7 +253,8 @@ def _warn_squared(values: np.ndarray) -> None:
     early = values[:, 5:14]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = early[:, 1:] / early[:, :-1]
-    squared = np.all((early > 0).all(axis=1) & (np.abs(ratios - 0.25) < 0.02).all(axis=1), axis=0)
+    # Most chains must show it: one may start where Newton's first steps go astray.
+    squared = np.mean((early > 0).all(axis=1) & (np.abs(ratios - 0.25) < 0.02).all(axis=1), axis=0) > 0.5
     if squared.any():
         warn(
             f"equality[{np.flatnonzero(squared)[0]}] looks like a square, g = c(x)**2: its gradient vanishes on the set, "
@@ -239,17 +262,29 @@ def _warn_squared(values: np.ndarray) -> None:
         )
 
 
-def _warn_unattainable(values: np.ndarray, norms: np.ndarray, size: np.ndarray) -> None:
+def _warn_unattainable(values: np.ndarray, norms: np.ndarray, size: np.ndarray, *, dependent: bool) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         distance = np.abs(values) / norms / (1 + size[..., None])
+    # Rows that contradict each other can each be 0 in passing: what counts is where Newton ends.
+    distance = distance[:, -1:] if dependent else distance
     best = np.nanmin(np.where(np.isfinite(distance), distance, np.inf), axis=1)  # (chains, m)
     missed = np.flatnonzero((best > 1e-3).all(axis=0) & (np.abs(values).min(axis=1) > 0).all(axis=0))
-    if missed.size:
+    if missed.size > 1 and dependent:
+        warn(
+            f"equality[{missed[0]}] and equality[{missed[1]}] contradict each other: their gradients are parallel, and no start "
+            "could be brought to where both are 0. Drop one of them, or correct its level."
+        )
+    elif missed.size:
         k = missed[0]
         warn(
             f"equality[{k}] could not be brought to 0 from any start: the smallest |g| in {NEWTON_STEPS} Newton steps was "
             f"{np.nanmin(np.abs(values[..., k])):.3g}. If it is a loss that cannot be 0, pass a level: "
             "g = loss(x) - level; if it can be 0, start nearer to the set."
+        )
+    elif dependent:
+        warn(
+            "the gradients of equality are dependent at every start (RANK_DEFICIENT): some rows say the same. The law is that of "
+            "the rows without repetition; drop the redundant ones, which only cost time."
         )
 
 

@@ -7,13 +7,14 @@ import sys
 import numpy as np
 from jax import Array, random
 
-from ogradient.checks import check_start, land_starts
+from ogradient.checks import bring_inside, check_start, land_starts
 from ogradient.problem import Position, Problem
 from ogradient.samplers import chmc, clangevin, o_langevin
 from ogradient.samplers.base import SamplingAlgorithm, check_positive
 from ogradient.tuning import CHMCTuning, tune_chmc, tune_o_langevin
 
 TUNED = ("chmc", "clangevin", "o_langevin")
+JITTER = 0.2  # of the step of a tuned chmc
 LEAST_ACCEPTANCE = 0.2  # of a tuned chmc; below, its moves fail for reasons that tuning cannot mend
 
 
@@ -35,6 +36,7 @@ def choose(
     if tolerance is not None:
         check_positive("tolerance", tolerance)
     o_langevin(problem, 1.0)  # refuses, with the remedy, a problem without a constraint
+    positions = bring_inside(problem, positions)
     check_start(problem, positions, {}, constrained=True)
     key = random.fold_in(key, 2**32 - 1)
     reason = "asked for"
@@ -48,11 +50,12 @@ def choose(
         if name == "chmc" or tuned.acceptance_rate > LEAST_ACCEPTANCE:
             steps, mass = tuned.num_integration_steps, np.asarray(tuned.inverse_mass)
             _say(
-                f"chmc, exact on the set: step_size={tuned.step_size:.3g}, num_integration_steps={steps}, diagonal metric, "
+                f"chmc, exact on the set: step_size={tuned.step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}, "
+                "diagonal metric, "
                 f"{_accepted(tuned)}",
                 progress,
             )
-            algorithm = chmc(problem, tuned.step_size, num_integration_steps=steps, inverse_mass=mass)
+            algorithm = chmc(problem, tuned.step_size, num_integration_steps=steps, inverse_mass=mass, jitter=JITTER)
             return algorithm, tuned.positions
         reason = f"chmc accepts only {tuned.acceptance_rate:.2f} of its moves here"
     eta, violation = tune_o_langevin(key, problem, positions, tolerance=tolerance)

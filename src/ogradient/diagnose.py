@@ -25,6 +25,7 @@ RHAT_LIMIT = 1.01
 ESS_LIMIT = 400
 KSD_DRAWS = 1000
 KSD_LEVEL = 0.01
+VANISHING = 0.02  # of the median norm of a gradient: where it falls below that, the set is hardly smooth
 SCALARS = 1000  # of which R-hat and ESS are computed
 
 
@@ -78,6 +79,8 @@ def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
     findings = [_status(trace)]
     if "equality" in trace.sample_stats:
         findings.append(_constraint(trace, problem))
+        if problem is not None:
+            findings.append(_gradients(trace, problem))
     if "inequality" in trace.sample_stats:
         findings.append(_feasibility(trace))
     table = None if trace.ensemble else _table(trace)
@@ -125,6 +128,27 @@ def _constraint(trace: Trace, problem: Problem | None) -> Finding:
         "constraint",
         level,
         f"{numbers}; nine in ten draws are within {100 * share:.2g} % of their spread from the set.{advice}",
+    )
+
+
+def _gradients(trace: Trace, problem: Problem) -> Finding:
+    """A gradient that nearly vanishes at some draws marks a singular point of the set, a vertex or a crossing."""
+
+    def norms(position: Position) -> jax.Array:
+        x, _, constraint, _ = problem.flatten(position)
+        return jnp.linalg.norm(frame_at(constraint, x).jacobian, axis=1)
+
+    values = np.asarray(jax.jit(jax.vmap(norms))(_subsample(_last(trace), KSD_DRAWS)))
+    share = values.min(axis=0) / np.maximum(np.median(values, axis=0), np.finfo(values.dtype).tiny)
+    row = int(np.argmin(share))
+    if share[row] > VANISHING:
+        return Finding("gradient", "fine", f"that of equality is nowhere below {100 * share[row]:.2g} % of its median.")
+    exact = "is_accepted" in trace.sample_stats
+    return Finding(
+        "gradient",
+        "fine" if exact else "doubtful",
+        f"that of equality[{row}] falls to {100 * share[row]:.2g} % of its median at some draws: the set has a singular point, a "
+        f"vertex or a crossing. {'Moves on it stay exact.' if exact else 'Steps near it are not to be trusted; use og.chmc.'}",
     )
 
 

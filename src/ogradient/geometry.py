@@ -67,11 +67,13 @@ def factor(value: Array, jacobian: Array, active: Array | None = None) -> Frame:
     squared_norms = jnp.diagonal(gram)
     vanishing = ~(squared_norms > 0)
     gone = vanishing if active is None else vanishing & active
-    log_norms = 0.5 * jnp.sum(jnp.log(squared_norms if active is None else jnp.where(active, squared_norms, 1.0)))
     safe = jnp.where(vanishing, 1.0, squared_norms)
     scale = jnp.where(vanishing, 0.0, lax.rsqrt(safe))
     if m == 1:
-        return Frame(value, jacobian, scale[:, None], log_norms, gone[0])
+        half_log_det = 0.5 * jnp.sum(
+            jnp.log(squared_norms if active is None else jnp.where(active, squared_norms, 1.0))
+        )
+        return Frame(value, jacobian, scale[:, None], half_log_det, gone[0])
     ridge = 8 * m * jnp.finfo(dtype).eps
     diagonal = jnp.full(m, ridge, dtype)
     if active is not None:  # a 1 on the diagonal in place of a row that is not there keeps shapes static
@@ -79,9 +81,19 @@ def factor(value: Array, jacobian: Array, active: Array | None = None) -> Frame:
     cholesky = jnp.linalg.cholesky(gram * scale[:, None] * scale[None] + jnp.diag(diagonal))
     root = _invert_lower(cholesky) * scale[None]  # L⁻¹S
     pivots = jnp.diagonal(cholesky)
-    # A row that depends on earlier ones leaves a pivot² of about the ridge.
-    deficient = jnp.any(gone) | ~(jnp.min(pivots) ** 2 > 4 * ridge)
-    return Frame(value, jacobian, root, jnp.sum(jnp.log(pivots)) + log_norms, deficient)
+    # A row that depends on earlier ones leaves a pivot² of about the ridge. It counts for nothing, so that a row given twice
+    # has the volume of the row.
+    counts = (pivots**2 > 4 * ridge) & ~vanishing
+    half_log_det = jnp.sum(jnp.where(counts, jnp.log(pivots) + 0.5 * jnp.log(safe), 0.0))
+    deficient = jnp.any(gone) | ~jnp.all(pivots**2 > 4 * ridge)
+    return Frame(value, jacobian, root, half_log_det, deficient)
+
+
+def dependent_rows(frame: Frame) -> Array:
+    """Which rows (m,) depend on earlier ones, or vanish: the pivots of the scaled Gram matrix are 1/(‖J_i‖ root_ii)."""
+    m, eps = frame.value.size, jnp.finfo(frame.jacobian.dtype).eps
+    inverse_pivots = jnp.linalg.norm(frame.jacobian, axis=1) * jnp.diagonal(frame.root)
+    return ~((inverse_pivots > 0) & (inverse_pivots**2 * (4 * 8 * m * eps) < 1))
 
 
 def _invert_lower(lower: Array) -> Array:

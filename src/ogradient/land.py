@@ -1,6 +1,9 @@
 """From any point to the constraint set: damped Gauss–Newton with minimum-norm steps.
 
-x ← x − t J⁺c(x),  c = (g, (h + δ)₊),  t the first of 1, ½, ¼, … that shortens c enough        (δ: just inside the boundary)
+x ← x − t J⁺c(x),  c = (g, (h + δ)₊),  t the first of 1, ½, ¼, … that shortens c enough
+
+δ, how far inside the boundary is aimed at, starts as the violation h₊ of the start (its mirror image: on the boundary itself
+a density is often at its worst) and is halved each time, down to √eps.
 
 Each iteration costs one frame and the values of c at eight points. It converges quadratically near the set, and stops where
 |g| is a few roundings: 8 eps Σ_i |∂_i g||x_i|.
@@ -15,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, frame_at, solve
+from ogradient.geometry import ConstraintFn, Frame, frame_at, solve, value_and_jacobian
 from ogradient.problem import Position, Problem
 from ogradient.status import Status
 
@@ -75,14 +78,16 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
     x, _, equality, unravel = problem.flatten(position)
     margin = jnp.sqrt(jnp.finfo(x.dtype).eps)
     inequality = lambda x: problem.inequality_fn(unravel(x))
-    violated = lambda x: jnp.maximum(
-        inequality(x) + margin, 0.0
-    )  # rows inside the boundary vanish, with their gradient
-    combined: ConstraintFn = lambda x: jnp.concatenate([equality(x), violated(x)])
+    outside = jnp.maximum(inequality(x), 0.0)
 
-    def measure(x: Array) -> tuple[Frame, Array, Array]:
+    def combined(iteration: Array) -> ConstraintFn:
+        depth = jnp.maximum(outside * 0.5 ** iteration.astype(x.dtype), margin)
+        # Rows further inside vanish, with their gradient.
+        return lambda x: jnp.concatenate([equality(x), jnp.maximum(inequality(x) + depth, 0.0)])
+
+    def measure(constraint: ConstraintFn, x: Array) -> tuple[Frame, Array, Array]:
         """Frame, whether x is on the set, and how far it is off: max |g| and h₊."""
-        frame = frame_at(combined, x)
+        frame = frame_at(constraint, x)
         m = equality(x).shape[0]
         feasible = jnp.all(inequality(x) <= 0)
         g = jnp.abs(frame.value[:m])
@@ -96,14 +101,15 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
 
     def improve(carry: Any) -> Any:
         x, best, best_off, _, _, iteration = carry
-        frame, on_set, off = measure(x)
+        constraint = combined(iteration)
+        frame, on_set, off = measure(constraint, x)
         better = off < best_off
         best, best_off = jnp.where(better | on_set, x, best), jnp.where(better | on_set, off, best_off)
         step = -solve(frame, frame.value) @ frame.jacobian
         norms = jnp.linalg.norm(frame.jacobian, axis=1)
         scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1.0), 1.0)  # rows in units of length
         lengths = 0.5 ** jnp.arange(HALVINGS, dtype=x.dtype)
-        size = lambda y: jnp.linalg.norm(combined(y) * scale)
+        size = lambda y: jnp.linalg.norm(constraint(y) * scale)
         sizes = jax.vmap(lambda t: size(x + t * step))(lengths)
         enough = sizes <= (1 - 0.25 * lengths) * size(x)
         chosen = jnp.where(
@@ -117,9 +123,7 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
     _, best, best_off, done, _, iterations = lax.while_loop(keep_going, improve, start)
     finite = jnp.isfinite(best_off)
     status = jnp.where(done, Status.OK, jnp.where(finite, Status.SOLVER_DIVERGED, Status.NON_FINITE)).astype(jnp.int32)
-    return Landing(
-        unravel(best), status, best_off, _rank(frame_at(combined, best).jacobian[: equality(x).shape[0]]), iterations
-    )
+    return Landing(unravel(best), status, best_off, _rank(value_and_jacobian(equality, best)[1]), iterations)
 
 
 def _rank(jacobian: Array) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient._version import __version__
-from ogradient.checks import check_positions, check_start, land_starts, warn_if_separate
+from ogradient.checks import bring_inside, check_positions, check_start, land_starts, warn_if_separate
 from ogradient.choose import choose
 from ogradient.problem import Position, Problem
 from ogradient.samplers import SAMPLERS
@@ -314,7 +314,9 @@ def _begin(
     if tolerance is not None:
         raise ValueError("tolerance is for settings that are tuned here: pass algorithm='o_langevin', or none.")
     _, settings = describe(algorithm)
-    check_start(problem, positions, settings, constrained=exact or "alpha" in settings, ensemble=ensemble)
+    constrained = exact or "alpha" in settings
+    positions = bring_inside(problem, positions, ensemble=ensemble) if constrained else positions
+    check_start(problem, positions, settings, constrained=constrained, ensemble=ensemble)
     return algorithm, jax.vmap(algorithm.init)(land_starts(problem, positions) if exact else positions)
 
 
@@ -381,7 +383,8 @@ def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> 
             raise SamplingError(f"{message} Stopped after step {run.done:,}; {kept}.", trace)
         warn(message, RuntimeWarning)
     for status in (Status.RANK_DEFICIENT, Status.COLLAPSED):
-        if count := int(counts[:, status].sum()):
+        # Every step: then it was said at the door.
+        if 0 < (count := int(counts[:, status].sum())) < counts.sum() or (count and status == Status.COLLAPSED):
             message = f"{count:,} of {counts.sum():,} steps were {status.name}: {status.remedy}."
             warn(message)
     if trace is not None and "is_accepted" in trace.sample_stats:

@@ -26,6 +26,7 @@ LINEAR = 0.25  # how far a step may bend away from the set, relative to its leng
 WINDOWS = 20  # of trial steps in a row that must be good, so that the chains see more than their start
 LARGEST, SMALLEST = 2.0**10, 2.0**-30
 WINDOW = 100  # transitions of one stage of the warm-up of chmc
+STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
 TRAJECTORIES = (1, 2, 4, 8, 16)  # steps per transition that are tried
 
 
@@ -144,8 +145,11 @@ def tune_chmc(
     """Step size, trajectory length and diagonal metric for `chmc`, from all chains together.
 
     The step size follows the pooled acceptance rate by dual averaging (Hoffman and Gelman 2014, section 3.2) to `target`. The
-    inverse mass is the pooled variance of each coordinate. The number of steps is the one with the largest expected squared
-    jump per step, in units of that metric. One compilation.
+    inverse mass is the pooled variance of each coordinate. A chain that is stuck where the common step is too long (beside a
+    boundary, far in a tail) goes on from where another one is. The number of
+    steps is the one with the largest expected change of squared distance from the centre, per coordinate and step (after Hoffman,
+    Radul and Sountsov 2021: a plain jump distance would choose the trajectories that end opposite where they began).
+    One compilation.
 
     Args:
         key: random key.
@@ -172,13 +176,15 @@ def tune_chmc(
         length: int,
         adapt: Array,
     ) -> tuple[Position, Array, Array, Array, Array]:
-        """Run; return positions, the averaged step size, acceptance, variances and squared jump, over the second half."""
+        """Run; return positions, the averaged step size, acceptance, variances and change, over the second half."""
+
+        centre = jnp.mean(flat(positions), axis=0)
 
         def one(key: Array, position: Position, epsilon: Array) -> tuple[Position, Array, Array]:
             step = build_chmc(problem, lambda _: epsilon, num_steps, inverse_mass=inverse_mass)
             state, info = step(key, init_chmc(position))
-            jump = problem.flatten(state.position)[0] - problem.flatten(position)[0]
-            return state.position, info.acceptance_rate, jnp.sum(jump**2 / inverse_mass)
+            before, after = ((problem.flatten(p)[0] - centre) ** 2 for p in (position, state.position))
+            return state.position, info.acceptance_rate, jnp.sum(((after - before) / inverse_mass) ** 2)
 
         def body(carry: Any, key: Array) -> tuple[Any, tuple[Array, Array, Array]]:
             positions, log_step, average, error, t = carry
@@ -191,11 +197,12 @@ def tune_chmc(
             weight = t**-0.75
             average = jnp.where(adapt, weight * proposal + (1 - weight) * average, average)
             log_step = jnp.where(adapt, proposal, log_step)
-            return (positions, log_step, average, error, t + 1), (rate, jnp.mean(jumps), flat(positions))
+            return (positions, log_step, average, error, t + 1), (rates, jnp.mean(jumps), flat(positions))
 
         start = (positions, jnp.log(step_size), jnp.log(step_size), jnp.zeros((), x.dtype), jnp.ones((), x.dtype))
         (positions, _, average, _, _), (rates, jumps, draws) = lax.scan(body, start, jax.random.split(key, length))
         late = draws[length // 2 :].reshape(-1, x.size)
+        positions = _revive(positions, jnp.mean(rates[length // 2 :], axis=0) > STUCK)
         return positions, jnp.exp(average), jnp.mean(rates[length // 2 :]), jnp.var(late, axis=0), jnp.mean(jumps)
 
     def run(number: int, positions: Position, epsilon: Any, steps: int, mass: Array, *, adapt: bool) -> tuple[Any, ...]:
@@ -218,3 +225,11 @@ def tune_chmc(
     positions, epsilon, *_ = run(20, positions, epsilon, steps, mass, adapt=True)
     positions, _, rate, _, _ = run(21, positions, epsilon, steps, mass, adapt=False)
     return CHMCTuning(float(epsilon), steps, mass, float(rate), positions)
+
+
+def _revive(positions: Position, moves: Array) -> Position:
+    """Chains that do not move, at places of chains that do."""
+    order = jnp.argsort(~moves, stable=True)  # those that move first
+    chains = jnp.arange(moves.size)
+    source = jnp.where(moves, chains, order[chains % jnp.maximum(jnp.sum(moves), 1)])
+    return jax.tree.map(lambda leaf: jnp.where(jnp.any(moves), leaf[source], leaf), positions)

@@ -66,8 +66,8 @@ def test_no_constraint_is_refused_with_the_remedy(name):
         getattr(og, name)(og.Problem(gaussian), 0.1)
     with pytest.raises(ValueError, match="needs a constraint"):
         og.sample(0, og.Problem(gaussian), STARTS)
-    with pytest.raises(ValueError, match="equality constraints only"):
-        getattr(og, name)(og.Problem(gaussian, curve, inequality=curve), 0.1)
+    with pytest.raises(ValueError, match="max_active must be at least 1"):
+        getattr(og, name)(og.Problem(gaussian, curve), 0.1, max_active=0)
 
 
 @pytest.mark.parametrize(

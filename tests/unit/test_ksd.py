@@ -114,8 +114,6 @@ def test_single_precision_agrees():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: og.orthogonal_ksd(og.Problem(lambda x: 0.0), d), "needs a problem with equality"),
-        (lambda d: og.orthogonal_ksd(og.Problem(lambda x: 0.0, lambda x: x[0], lambda x: x[1]), d), "boundary term"),
         (lambda d: og.orthogonal_ksd(CUBIC.problem, d[:1]), "at least two draws"),
         (lambda d: og.orthogonal_ksd(CUBIC.problem, d, statistic="w"), "statistic must be"),
         (lambda d: og.orthogonal_ksd(CUBIC.problem, d, flip_probability=0.9), "flip_probability must"),

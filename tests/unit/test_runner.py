@@ -266,4 +266,4 @@ def test_names_and_tolerances_that_cannot_be_meant():
     with pytest.raises(ValueError, match="tolerance is for settings that are tuned here"):
         og.sample(0, PROBLEM, STARTS, algorithm=ALGORITHM, tolerance=0.1, **keep)
     with pytest.raises(ValueError, match="resume continues a run of o_langevin; got algorithm='chmc'"):
-        og.sample(0, PROBLEM, resume=run(num_samples=2), algorithm="chmc", **keep)
+        og.sample(0, PROBLEM, resume=run(num_samples=2, thinning=1), algorithm="chmc", **keep)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from ogradient.geometry import ConstraintFn, Frame, frame_at, half_log_det_gradient, value_and_jacobian
+from ogradient.geometry import ConstraintFn, Frame, dependent_rows, frame_at, half_log_det_gradient, value_and_jacobian
 from ogradient.land import rounding_level
 from ogradient.problem import Position, Problem
 from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, make_algorithm
@@ -87,12 +87,13 @@ def build_kernel(
     *,
     inverse_mass: Any = None,
     refreshment: float = 1.0,
+    jitter: float = 0.0,
     projection: str = "newton",
     name: str = "chmc",
 ) -> Callable:
     """The transition `(rng_key, state) -> (state, info)`."""
     schedule = as_schedule(step_size)
-    check_exact_sampler(problem, name, num_integration_steps, inverse_mass, refreshment, projection)
+    check_exact_sampler(problem, name, num_integration_steps, inverse_mass, refreshment, jitter, projection)
     # The Gram factor is constant on the set in the Hausdorff measure with a multiple of the identity as mass.
     curved = (
         problem.measure == "conditional" or jnp.size(1.0 if inverse_mass is None else ravel_pytree(inverse_mass)[0]) > 1
@@ -101,6 +102,9 @@ def build_kernel(
     def step(rng_key: Array, state: ConstrainedState) -> tuple[ConstrainedState, ConstrainedInfo]:
         x, logdensity, constraint, unravel = problem.flatten(state.position)
         epsilon = jnp.asarray(schedule(state.iteration), x.dtype)
+        if jitter > 0:
+            uniform = jax.random.uniform(jax.random.fold_in(rng_key, 2), (), x.dtype, minval=-1.0)
+            epsilon = epsilon * (1 + jitter * uniform)
         # In coordinates y = M^{½}x the mass is the identity; only φ knows about M.
         root = jnp.sqrt(flat_inverse_mass(inverse_mass, x))
         scaled: ConstraintFn = lambda y: constraint(root * y)
@@ -125,6 +129,7 @@ def build_kernel(
         position = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), proposal, state.position)
         momentum = jnp.where(accepted, end.p, -start.p)
         new_state = ConstrainedState(position, momentum, state.iteration + 1)
+        status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
         return new_state, ConstrainedInfo(
             constraint_value=problem.constraint_value(position),
             status=status,
@@ -200,6 +205,7 @@ def _project(
     if frame.value.size == 0:  # no equality: plain leapfrog
         return x, jnp.ones((), bool), jnp.zeros((), jnp.int32)
     limit = NEWTON_ITERATIONS if projection == "newton" else CHORD_ITERATIONS
+    redundant = dependent_rows(frame)
     at_origin = rounding_level(frame.jacobian, origin)  # chord has no Jacobian at x, but takes small steps only
 
     def residual(x: Array) -> tuple[Array, Array, Array]:
@@ -209,7 +215,7 @@ def _project(
             return frame.root.T @ (frame.root @ value), *_judge(value, at_origin)
         value, jacobian = value_and_jacobian(constraint, x)
         mixed = jacobian @ frame.jacobian.T
-        delta = value / mixed[0] if value.size == 1 else jnp.linalg.solve(mixed, value)
+        delta = value / mixed[0] if value.size == 1 else jnp.linalg.solve(_without(mixed, redundant), value)
         return delta, *_judge(value, rounding_level(jacobian, x))
 
     def keep_going(carry: Any) -> Array:
@@ -219,11 +225,18 @@ def _project(
     def improve(carry: Any) -> Any:
         x, _, _, iteration = carry
         delta, done, off = residual(x)
+        delta = jnp.where(redundant, 0.0, delta) if projection == "newton" else delta
         return jnp.where(done, x, x - delta @ frame.jacobian), done, off, iteration + 1
 
     start = (x, jnp.zeros((), bool), jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32))
     x, done, _, iterations = lax.while_loop(keep_going, improve, start)
     return x, done, iterations
+
+
+def _without(matrix: Array, rows: Array) -> Array:
+    """The matrix with some rows and columns replaced by those of the identity."""
+    kept = ~rows
+    return jnp.where(kept[:, None] & kept[None], matrix, jnp.eye(rows.size, dtype=matrix.dtype))
 
 
 def _judge(value: Array, level: Array) -> tuple[Array, Array]:
@@ -236,7 +249,13 @@ def _tangent(frame: Frame, p: Array) -> Array:
 
 
 def check_exact_sampler(
-    problem: Problem, name: str, num_steps: Any, inverse_mass: Any, refreshment: float, projection: str
+    problem: Problem,
+    name: str,
+    num_steps: Any,
+    inverse_mass: Any,
+    refreshment: float,
+    jitter: float,
+    projection: str,
 ) -> None:
     """Refuse, with the remedy, what the exact samplers cannot use."""
     if not problem.constrained:
@@ -248,6 +267,8 @@ def check_exact_sampler(
         raise ValueError("inverse_mass must be positive.")
     if not 0 < refreshment <= 1:
         raise ValueError(f"refreshment must lie in (0, 1]; got {refreshment!r}.")
+    if not 0 <= jitter < 1:
+        raise ValueError(f"jitter must lie in [0, 1); got {jitter!r}.")
     if projection not in ("newton", "chord"):
         raise ValueError(f"projection must be 'newton' or 'chord'; got {projection!r}.")
 
@@ -259,6 +280,7 @@ def chmc(
     num_integration_steps: int = 10,
     inverse_mass: Any = None,
     refreshment: float = 1.0,
+    jitter: float = 0.0,
     projection: str = "newton",
 ) -> SamplingAlgorithm:
     """Constrained Hamiltonian Monte Carlo: exact draws on the set, |g| at rounding level.
@@ -270,6 +292,8 @@ def chmc(
         inverse_mass: diagonal of M⁻¹: a number, a flat array, or a pytree like the position. About the variances of the
             coordinates is a good choice.
         refreshment: share of the momentum's variance that is new each transition; 1 forgets it.
+        jitter: each transition's step is ε(1 + jitter·u), u uniform on [−1, 1]. Trajectories of one length can be nearly
+            periodic (on a Gaussian, half a period is x → −x for ever); a jitter of 0.2 is enough against that.
         projection: "newton" (quadratic, for any step) or "chord" (one value of g per iteration, for small steps and many
             constraints).
 
@@ -285,6 +309,7 @@ def chmc(
         "num_integration_steps": num_integration_steps,
         "inverse_mass": inverse_mass,
         "refreshment": refreshment,
+        "jitter": jitter,
         "projection": projection,
     }
     kernel = build_kernel(problem, step_size, **settings)
