@@ -150,10 +150,66 @@ def test_schedules_are_accepted(recwarn):
 
 
 def test_a_redundant_row_is_reported_not_fatal():
-    with pytest.warns(og.ConstraintWarning, match="RANK_DEFICIENT.*Drop the redundant row"):
+    with pytest.warns(og.ConstraintWarning, match="RANK_DEFICIENT.*drop the redundant ones"):
         trace = run(og.Problem(gaussian, [curve, lambda x: 2 * curve(x)]))
     assert trace.problems() == {og.Status.RANK_DEFICIENT: 6}
 
 
 def test_every_status_has_a_remedy():
     assert all(status.remedy for status in og.Status)
+
+
+sphere = lambda x: jnp.sum(x**2) - 1
+MANY = jnp.array([[1.7, -0.4], [0.3, 2.0], [-1.1, 0.9], [2.2, 1.4]])
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (og.Problem(gaussian, lambda x: sphere(x) ** 2), r"equality\[0\] looks like a square"),
+        (og.Problem(gaussian, lambda x: jnp.sum(x**2) + 0.5), "If it is a loss that cannot be 0, pass a level"),
+        (og.Problem(gaussian, [lambda x: x[0] - 1, lambda x: 2 * x[0] - 2]), "some rows say the same"),
+        (
+            og.Problem(gaussian, [lambda x: x[0] - 1, lambda x: x[0] + 1]),
+            r"equality\[0\] and equality\[1\] contradict each other",
+        ),
+        (og.Problem(gaussian, sphere, lambda x: 5 - x[0]), r"if you meant h\(x\) >= 0, pass -h"),
+        (og.Problem(gaussian, inequality=lambda x: jnp.stack([x[0] - 1, 2 - x[0]])), "may contradict each other"),
+        (og.Problem(gaussian, inequality=lambda x: sphere(x) ** 2), "is an equality; pass it"),
+    ],
+)
+def test_degenerate_constraints_are_named_at_the_door(problem, message):
+    with pytest.warns(og.ConstraintWarning, match=message) as caught:
+        run(problem, MANY)
+    assert all(warning.filename == __file__ for warning in caught), "the warning points at the user's line"
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (og.Problem(gaussian, curve, lambda x: 0 * x[0] - 1), r"gradient of inequality\[0\] is zero at every start"),
+        (og.Problem(gaussian, curve, lambda x: jnp.log(-1 - x[0] ** 2)), "inequality is not finite at the start"),
+        (og.Problem(gaussian, curve, lambda x: "no number"), "must return a scalar or an array"),
+    ],
+)
+def test_bad_inequalities(problem, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        run(problem, MANY)
+
+
+def test_a_crossing_of_the_set_is_found_in_the_draws():
+    """∇(x₀x₁) vanishes where the two lines meet."""
+    problem = og.Problem(gaussian, lambda x: x[0] * x[1])
+    kept = {"num_warmup": 200, "num_samples": 1000, "progress": False}
+    trace = og.sample(0, problem, MANY, algorithm=og.o_langevin(problem, 0.01), **kept)
+    assert og.diagnose(trace)["gradient"].level == "doubtful"
+    assert "use og.chmc" in og.diagnose(trace)["gradient"].text
+    smooth = og.problems.ellipse()
+    trace = og.sample(0, smooth.problem, MANY, algorithm=og.o_langevin(smooth.problem, 0.01), **kept)
+    assert og.diagnose(trace)["gradient"].level == "fine"
+
+
+def test_an_inequality_far_from_every_draw_is_told():
+    problem = og.Problem(gaussian, sphere, lambda x: x[0] - 50)
+    trace = run(problem, MANY)
+    assert "inequality[0] was never near its boundary" in og.diagnose(trace)["inequality"].text

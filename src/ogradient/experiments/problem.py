@@ -175,11 +175,11 @@ def prepare(
 
 
 def _thinning(algorithm: SamplingAlgorithm, reference: np.ndarray) -> int:
-    """Steps per draw: one of the exact kernels, and of O-Langevin as many as diffuse half the law's spread."""
+    """Steps per draw: one of the exact kernels, and of O-Langevin as many as diffuse the law's spread."""
     if is_exact(algorithm.step):
         return 1
     spread = float(np.mean(reference.std(axis=0)))
-    return int(np.clip(np.ceil(spread**2 / (8 * describe(algorithm)[1]["step_size"])), 1, 1000))
+    return int(np.clip(np.ceil(spread**2 / (2 * describe(algorithm)[1]["step_size"])), 1, 1000))
 
 
 def _violations(trace: Trace, kind: str) -> np.ndarray:

@@ -1,0 +1,229 @@
+"""Inequalities: reflections along the set, the weight that vanishes on the boundary, and what all samplers do with h."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import ogradient as og
+from ogradient import geometry as geo
+from ogradient.boundary import boundary_weight, stay_inside
+from ogradient.land import land_one
+
+CAP = og.problems.spherical_cap(4, 0.2)
+gaussian = lambda x: -0.5 * jnp.sum(x**2)
+nothing = lambda x: jnp.zeros((0,), x.dtype)
+
+
+def turned(inequality, x, y, equality=nothing, max_active=8):
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    return stay_inside(inequality, geo.frame_at(equality, x), x, y, max_active=max_active, pull=lambda h: h)
+
+
+def test_a_move_that_ends_inside_is_left_alone(x64):
+    end, left = turned(lambda x: x[:1] - 1, [0.0, 0.0], [0.9, 3.0])
+    np.testing.assert_array_equal(end, [0.9, 3.0])
+    assert not left
+
+
+def test_a_move_that_ends_outside_is_mirrored_at_a_plane(x64):
+    normal = jnp.array([0.6, 0.8])
+    end, left = turned(lambda x: jnp.array([normal @ x - 1]), [0.0, 0.0], [1.0, 1.0])
+    np.testing.assert_allclose(end, np.ones(2) - 2 * 0.4 * normal, atol=1e-12)
+    assert left
+
+
+def test_two_violated_rows_are_mirrored_together(x64):
+    end, _ = turned(lambda x: x - 1, [0.5, 0.5], [1.2, 1.3])
+    np.testing.assert_allclose(end, [0.8, 0.7], atol=1e-12)
+
+
+def test_the_reflection_leaves_g_alone_to_first_order(x64):
+    """With g = x₀ − x₁ and h = x₀ − 1 the way back is along the line, not straight to the wall."""
+    end, _ = turned(lambda x: x[:1] - 1, [0.9, 0.9], [1.1, 1.1], equality=lambda x: x[:1] - x[1:2])
+    np.testing.assert_allclose(end, [0.9, 0.9], atol=1e-12)
+
+
+def test_where_boundaries_meet_a_move_is_refused(x64):
+    """In a wedge of ten degrees the mirror image at one wall is outside the other."""
+    walls = lambda x: jnp.stack([x[1] - 0.1 * x[0], -x[1] - 0.1 * x[0]])
+    start = jnp.array([0.5, 0.0])
+    end, left = turned(walls, start, [0.5, 0.3], max_active=1)
+    np.testing.assert_array_equal(end, start)
+    assert left
+
+
+def test_a_start_outside_is_pulled_in_and_not_mirrored(x64):
+    end, _ = turned(lambda x: x[:1] - 1, [40.0], [39.0])
+    np.testing.assert_allclose(end, [1.0], atol=1e-12)
+
+
+def test_rows_given_twice_change_nothing(x64):
+    once = turned(lambda x: x[:1] - 1, [0.9, 0.3], [1.1, 0.7])[0]
+    twice = turned(lambda x: jnp.stack([x[0] - 1, 2 * x[0] - 2]), [0.9, 0.3], [1.1, 0.7])[0]
+    np.testing.assert_allclose(once, twice, atol=1e-12)
+
+
+def test_inactive_rows_of_a_frame_are_as_if_not_there(x64):
+    rng = np.random.default_rng(0)
+    jacobian, value, active = rng.normal(size=(4, 6)), rng.normal(size=4), np.array([True, False, True, False])
+    masked = geo.factor(jnp.array(value), jnp.where(active[:, None], jacobian, 0.0), jnp.array(active))
+    plain = geo.factor(jnp.array(value[active]), jnp.array(jacobian[active]))
+    vector = rng.normal(size=6)
+    np.testing.assert_allclose(
+        geo.steer(masked, vector, jnp.array(value)), geo.steer(plain, vector, value[active]), atol=1e-12
+    )
+    np.testing.assert_allclose(masked.half_log_det, plain.half_log_det, atol=1e-12)
+    assert not masked.deficient
+
+
+def particles_on_the_cap(n):
+    x = CAP.exact(jax.random.key(0), n)
+    return x, jax.vmap(lambda p: geo.frame_at(CAP.problem.equality_fn, p))(x)
+
+
+def test_the_weight_vanishes_on_the_boundary_and_its_gradient_is_right(x64):
+    x, frames = particles_on_the_cap(50)
+    x = x.at[0].set(jnp.array([0.2, *([np.sqrt(0.96 / 3)] * 3)]))
+    h = jnp.asarray(0.3)
+    weight, gradient = boundary_weight(CAP.problem.inequality_fn, frames, x, h, None)
+    assert weight[0] == 0
+    assert 0.1 < weight[1:].mean() < 1
+    slopes = jax.vmap(lambda f, p: jnp.linalg.norm(geo.project(f, jax.jacobian(CAP.problem.inequality_fn)(p)[0])))(
+        frames, x
+    )
+    width = jnp.sqrt(h) * slopes.mean()
+    b = lambda p: jnp.clip(-CAP.problem.inequality_fn(p)[0] / width, 0.0, 1.0)
+    np.testing.assert_allclose(weight, jax.vmap(b)(x), atol=1e-12)
+    expected = jax.vmap(lambda f, p: geo.project(f, jax.grad(b)(p)))(frames, x)
+    inside = np.asarray((weight > 0) & (weight < 1))
+    np.testing.assert_allclose(gradient[inside], expected[inside], atol=1e-12)
+    blocked = boundary_weight(CAP.problem.inequality_fn, frames, x, h, 7)
+    np.testing.assert_allclose(blocked[0], weight, atol=1e-14)
+    np.testing.assert_allclose(blocked[1], gradient, atol=1e-14)
+
+
+@pytest.mark.parametrize(("weighted", "holds"), [(True, True), (False, False)])
+@pytest.mark.parametrize("name", ["spherical_cap", "interval", "disc"])
+def test_steins_identity_needs_the_weight(name, weighted, holds, x64):
+    """E[(b a + D∇b)·φ + b tr(D∇φ)] = 0 on exact draws; with b = 1 the boundary term is seen."""
+    known = og.problems.PROBLEMS[name]()
+    n = 20_000
+    x = known.exact(jax.random.key(3), n)
+    problem = known.problem
+    frames, drift, _ = jax.vmap(lambda p: geo.stein_drift(problem.logdensity, problem.equality_fn, p))(x)
+    b, gradient = boundary_weight(problem.inequality_fn, frames, x, jnp.asarray(0.1), None)
+    if not weighted:
+        b, gradient = jnp.ones_like(b), jnp.zeros_like(gradient)
+    weights = jax.random.normal(jax.random.key(4), (6, known.dim, known.dim))
+
+    def identity(frame, a, b, gradient, p, w):
+        phi = lambda y: jnp.cos(w @ y)
+        trace = jnp.trace(jax.vmap(lambda e: geo.project(frame, jax.jvp(phi, (p,), (e,))[1]))(jnp.eye(p.size)))
+        return (b * a + gradient) @ phi(p) + b * trace
+
+    over_draws = jax.vmap(identity, (0, 0, 0, 0, 0, None))
+    values = np.asarray(
+        jax.jit(jax.vmap(over_draws, (None, None, None, None, None, 0)))(frames, drift, b, gradient, x, weights)
+    )
+    z = np.abs(values.mean(axis=1) / (values.std(axis=1) / np.sqrt(n)))
+    assert z.max() < stats.norm.ppf(1 - 0.5e-6) if holds else z.max() > 20
+
+
+def test_the_stein_test_knows_boundaries(x64):
+    known, other = og.problems.spherical_cap(3, 0.3), og.problems.spherical_cap(3, 0.45)
+    right, wrong = (og.orthogonal_ksd(known.problem, k.exact(jax.random.key(5), 400)) for k in (known, other))
+    assert right.p_value > 0.01
+    assert wrong.p_value < 0.01
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "setting"),
+    [
+        ("spherical_cap", "o_langevin", 0.02),
+        ("spherical_cap", "chmc", 0.1),
+        ("disc", "o_langevin", 0.01),
+        ("disc", "clangevin", 0.2),
+        ("interval", "o_langevin", 0.02),
+        ("interval", "chmc", 0.1),
+        ("dirichlet", "o_langevin", 1e-5),
+        ("dirichlet", "chmc", None),  # tuned: no step is good both in the middle and at the edges
+    ],
+)
+def test_once_inside_a_chain_never_leaves(where, name, setting):
+    known = og.problems.PROBLEMS[where]()
+    algorithm = name if setting is None else og.SAMPLERS[name](known.problem, setting)
+    starts = known.start_off(jax.random.key(0), 16)
+    trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=200, num_samples=400, progress=False)
+    assert trace.sample_stats["inequality"].max() <= 0
+    assert np.all(trace["x"].std(axis=1).max(axis=-1) > 0)
+    if name == "o_langevin":
+        assert 0 < trace.sample_stats["reflected"].mean() < 0.8
+    assert og.diagnose(trace)["inequality"].text.startswith("every draw has h ≤ 0")
+
+
+def test_draws_outside_are_reported_with_their_share_and_size():
+    known = og.problems.interval()
+    starts = jnp.full((4, 1), 40.0)
+    algorithm = og.o_langevin(known.problem, 0.01, alpha=1.0)  # one hundredth of the way per step
+    trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=0, num_samples=50, progress=False)
+    finding = og.diagnose(trace)["inequality"]
+    assert finding.level == "bad"
+    assert "1e+02 % of the draws are outside, by up to h = 3" in finding.text
+    assert trace.summary().loc["inequality[1]₊", "max"] > 30
+
+
+def test_a_density_that_ends_at_the_boundary_is_never_asked_beyond_it():
+    """Log x is NaN for x < 0: starts there are landed first, and no step evaluates it outside."""
+    problem = og.Problem(lambda x: jnp.sum(jnp.log(x) - x), inequality=lambda x: -x)
+    starts = jax.random.normal(jax.random.key(0), (8, 2))
+    trace = og.sample(0, problem, starts, algorithm=og.o_langevin(problem, 1e-3), num_samples=300, progress=False)
+    assert not trace.problems()
+    assert trace["x"].min() > 0
+    ensemble = og.sample(
+        0, problem, starts[None], algorithm=og.o_svgd(problem, 0.02), num_warmup=300, num_samples=1, progress=False
+    )
+    assert not ensemble.problems()
+    assert ensemble["x"].min() > 0
+
+
+def test_particles_do_not_pile_up_on_the_boundary(x64):
+    """The boundary weight is what keeps them off: with it the mean height of a cap is right, without it .15 too low."""
+    known = og.problems.spherical_cap(3, 0.3)
+    starts = known.start_off(jax.random.key(0), 100)
+    algorithm = og.o_svgd(known.problem, 0.1)
+    trace = og.sample(
+        0, known.problem, starts[None], algorithm=algorithm, num_warmup=4000, num_samples=1, progress=False
+    )
+    particles = trace["x"][0, -1]
+    assert trace.sample_stats["inequality"].max() <= 0
+    assert abs(particles[:, 0].mean() - 0.65) < 0.01
+    exact = known.exact(jax.random.key(1), 2000)
+    assert og.energy_distance(particles, exact) < 0.005  # a hundred exact draws are at 0.012 on average
+    assert og.diagnose(trace)["law along the set"].level == "fine"
+
+
+def test_many_rows_and_any_pytree_mix_with_equalities():
+    problem = og.Problem(
+        lambda p: -0.5 * (jnp.sum(p["w"] ** 2) + p["b"] ** 2),
+        equality=lambda p: jnp.sum(p["w"] ** 2) - 1,
+        inequality=[lambda p: -p["w"], lambda p: p["b"] - p["w"][0]],
+    )
+    starts = {"w": jax.random.normal(jax.random.key(0), (8, 5)), "b": jnp.ones(8)}
+    for algorithm in (og.o_langevin(problem, 0.002), og.clangevin(problem, 0.1)):
+        trace = og.sample(0, problem, starts, algorithm=algorithm, num_samples=200, progress=False)
+        assert trace.sample_stats["inequality"].shape == (8, 200, 6)
+        assert trace.sample_stats["inequality"].max() <= 0
+        assert np.abs(trace.sample_stats["equality"]).mean() < 0.02
+        assert trace["w"].min() >= 0
+
+
+def test_landing_aims_inside():
+    """A start outside lands at its mirror image, not on the boundary, where densities are often at their worst."""
+    problem = og.Problem(gaussian, inequality=lambda x: -x)
+    landed = og.land(problem, jnp.array([[-2.0, 1.0], [-0.5, -3.0]]))
+    np.testing.assert_allclose(landed.position, [[2.0, 1.0], [0.5, 3.0]], atol=1e-4)  # float32, with a ridge
+    narrow = og.Problem(gaussian, inequality=lambda x: jnp.stack([1 - x[0], x[0] - 1.1]))
+    position = land_one(narrow, jnp.array([97.0, 0.0])).position
+    assert 1 <= position[0] <= 1.1
