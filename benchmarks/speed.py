@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,11 @@ def cubic():
     ]
 
 
+def by_area(problem):
+    """The same law where det G is constant on the set, without computing it."""
+    return og.Problem(problem.logdensity_fn, problem.equality, measure="hausdorff")
+
+
 def exact():
     """CHMC: the cubic with the paper's setting, mici's own README torus by effective draws, and SO(11)."""
     known = og.problems.cubic()
@@ -88,12 +94,9 @@ def exact():
     best = in_turns(3, ours=lambda: ours(2000), mici=lambda: mici(2))
     rows = [row("CHMC, cubic, 50 chains", best["ours"], best["mici"], "mici CHMC", 300, speedup=True)]
 
-    problem = mici_torus_problem()
-    angles = np.random.default_rng(0).uniform(0, 2 * np.pi, (50, 2))
-    radius = 1 + 0.5 * np.cos(angles[:, 1])
-    torus = jnp.asarray(
-        np.stack([radius * np.cos(angles[:, 0]), radius * np.sin(angles[:, 0]), 0.5 * np.sin(angles[:, 1])], 1)
-    )
+    known = og.problems.mici_torus()
+    problem = by_area(known.problem)
+    torus = known.exact(jax.random.key(0), 50)
     algorithm = og.chmc(problem, 0.2, num_integration_steps=5)
     trace = og.sample(0, problem, torus, algorithm=algorithm, num_samples=1000, num_warmup=100, progress=False)
     per_draw = trace.summary(digits=None)["ess_bulk"].min() / (trace.num_chains * trace.num_draws)
@@ -111,25 +114,11 @@ def exact():
     )
 
     group = og.problems.orthogonal(11)
-    flat = og.Problem(
-        group.problem.logdensity_fn, group.problem.equality, measure="hausdorff"
-    )  # det G is constant there
+    flat = by_area(group.problem)
     rotations = og.land(flat, group.start_on(jax.random.key(2), 16)).position
     ours = stepper(og.chmc(flat, 0.2, num_integration_steps=1, projection="chord"), rotations)
     seconds = min(ours(50) for _ in range(3)) / 16
     return [*rows, row("CHMC, SO(11), a step of one of 16 chains", seconds, 1e-3, "a limit", 1)]
-
-
-def mici_torus_problem():
-    """Form a of the torus (R = 1, r = ½), density against area ∝ (1 + .9 sin 4θ cos φ)/(1 + (r/R) cos φ)."""
-
-    def logdensity(x):
-        theta, rho = jnp.arctan2(x[1], x[0]), jnp.hypot(x[0], x[1])
-        cos_phi = (rho - 1) / 0.5
-        return jnp.log1p(0.9 * jnp.sin(4 * theta) * cos_phi) - jnp.log1p(0.5 * cos_phi)
-
-    equality = lambda x: (jnp.hypot(x[0], x[1]) - 1) ** 2 + x[2] ** 2 - 0.25
-    return og.Problem(logdensity, equality=equality, measure="hausdorff")
 
 
 def mici_torus(starts, num_samples=150):
@@ -137,7 +126,7 @@ def mici_torus(starts, num_samples=150):
     import mici
     from arviz_stats.base import array_stats
 
-    problem = mici_torus_problem()
+    problem = og.problems.mici_torus().problem
     with jax.enable_x64(True):
         gradient, jacobian, hessian = (
             jax.jit(f)
@@ -252,6 +241,77 @@ def particles():
     return [*rows, row("O-SVGD n = 1,000, d = 100", best["ours"], best["peer"], "blackjax.svgd", 0.3)]
 
 
+def landing():
+    """og.land against optimistix's Gauss–Newton, the fastest of its solvers here, from 256 far starts."""
+    import lineax
+    import optimistix
+
+    from ogradient.land import _land_all
+
+    rows = []
+    linear = lineax.AutoLinearSolver(well_posed=None)
+    with jax.enable_x64(True):
+        solver = optimistix.GaussNewton(rtol=1e-12, atol=1e-12, linear_solver=linear)
+        for known, scale in (
+            (og.problems.torus_b(), 5.0),
+            (og.problems.von_mises_fisher(100, 50.0), 5.0),
+            (og.problems.orthogonal(5), 2.0),
+        ):
+            problem, starts = known.problem, scale * jax.random.normal(jax.random.key(0), (256, known.dim))
+            solve = lambda x, p=problem: (
+                optimistix.least_squares(lambda y, _: p.equality_fn(y), solver, x, throw=False, max_steps=100).value
+            )
+            calls = {"ours": lambda p=problem, x=starts: _land_all(p, x, 100).position}
+            calls["theirs"] = partial(jax.jit(jax.vmap(solve)), starts)
+            for name, call in calls.items():
+                off = np.abs(jax.vmap(problem.equality_fn)(call())).max()
+                assert off < 1e-9, f"{name} did not land on {known.name}"
+            best = in_turns(5, **{name: lambda c=call: seconds_of(c) for name, call in calls.items()})
+            rows.append(row(f"land, {known.name}", best["ours"], best["theirs"], "optimistix GaussNewton", 1.5))
+    return rows
+
+
+def seconds_of(call):
+    began = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - began
+
+
+def inequalities():
+    """O-Langevin with 100 linear inequality rows at d = 1,000 against the step with the equality alone."""
+    d, rows = 1000, 100
+    matrix = jnp.asarray(np.random.default_rng(0).normal(size=(rows, d)) / np.sqrt(d), jnp.float32)
+    sphere, gaussian = (lambda x: jnp.sum(x**2) - d), (lambda x: -0.5 * jnp.sum(x**2))
+    plain = og.Problem(gaussian, equality=sphere)
+    bounded = og.Problem(gaussian, equality=sphere, inequality=lambda x: matrix @ x - 1)
+    starts = og.land(bounded, jax.random.normal(jax.random.key(0), (16, d))).position
+    ours = stepper(og.o_langevin(bounded, 1e-3, max_active=8), starts)
+    alone = stepper(og.o_langevin(plain, 1e-3), starts)
+    best = in_turns(5, ours=lambda: ours(300), alone=lambda: alone(300))
+    return [row("100 inequalities, max_active=8", best["ours"], best["alone"], "equality alone", 4)]
+
+
+def default():
+    """`og.sample(0, problem, x0)`, nothing else given, compilation included; R-hat and ESS as wanted of its draws."""
+    cases = {
+        "ellipse": og.problems.ellipse(),
+        "torus b": og.problems.torus_b(),
+        "von Mises–Fisher, d = 100": og.problems.von_mises_fisher(100, 50.0),
+        "SO(5)": og.problems.orthogonal(5),
+        "cubic": og.problems.cubic(),
+    }
+    rows = []
+    for name, known in cases.items():
+        starts = known.start_off(jax.random.key(0), 16)
+        began = time.perf_counter()
+        trace = og.sample(0, known.problem, starts, progress=False)
+        seconds = time.perf_counter() - began
+        table = trace.summary(digits=None)
+        what = f"default call, {name}: R-hat {table['r_hat'].max():.3f}, ESS {table['ess_bulk'].min():,.0f}"
+        rows.append(row(what, seconds, 60.0, "a limit", 1))
+    return rows
+
+
 def importing():
     """`import ogradient` against `import jax`, each in a fresh interpreter."""
 
@@ -266,4 +326,13 @@ def importing():
     return [row("import ogradient", best["ours"], best["jax"], "import jax", 1.5)]
 
 
-BENCHMARKS = {"cubic": cubic, "transport": transport, "particles": particles, "exact": exact, "import": importing}
+BENCHMARKS = {
+    "cubic": cubic,
+    "transport": transport,
+    "inequalities": inequalities,
+    "particles": particles,
+    "exact": exact,
+    "land": landing,
+    "default": default,
+    "import": importing,
+}

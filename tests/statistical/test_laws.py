@@ -62,6 +62,31 @@ CASES = {
         "num_warmup": 1000,
         "num_steps": 8000,
     },
+    "interval": {
+        "known": problems.interval,
+        "step_size": 0.01,
+        "bias": {"x": 0.012, "var x": 0.008},
+        "resolution": {"x": 0.05, "var x": 0.05},
+        "num_warmup": 500,
+        "num_steps": 8000,
+    },
+    "disc": {
+        "known": problems.disc,
+        "step_size": 0.0025,
+        "bias": {"x_1": 0.008, "x_1²": 0.01, "x_1 x_2": 0.01},
+        "resolution": {"x_1": 0.04, "x_1²": 0.05, "x_1 x_2": 0.05},
+        "num_warmup": 1000,
+        "num_steps": 12_000,
+        "num_chains": 512,
+    },
+    "spherical_cap": {
+        "known": problems.spherical_cap,
+        "step_size": 0.002,
+        "bias": {"x_1": 0.006, "x_1²": 0.006, "x_2": 0.0},
+        "resolution": {"x_1": 0.03, "x_1²": 0.03, "x_2": 0.1},
+        "num_warmup": 1000,
+        "num_steps": 12_000,
+    },
     "transport": {
         "known": problems.transport,
         "step_size": 0.025,
@@ -152,8 +177,12 @@ def small_gaussian():
 
 @pytest.mark.parametrize(
     ("known", "moment", "step_sizes", "num_steps"),
-    [(small_gaussian(), "y²", (0.4, 0.2, 0.1), 400), (tilted_ellipse(), "x", (0.16, 0.08, 0.04), 3000)],
-    ids=["affine_gaussian", "ellipse"],
+    [
+        (small_gaussian(), "y²", (0.4, 0.2, 0.1), 400),
+        (tilted_ellipse(), "x", (0.16, 0.08, 0.04), 3000),
+        (problems.interval(), "x", (0.08, 0.04, 0.02), 1500),  # the error of reflecting at a boundary
+    ],
+    ids=["affine_gaussian", "ellipse", "interval"],
 )
 def test_bias_shrinks_in_proportion_to_the_step_size(known, moment, step_sizes, num_steps):
     biases, errors = [], []

@@ -166,9 +166,9 @@ def prepare(
 ) -> tuple[SamplingAlgorithm, Any]:
     """An algorithm with settings that suit the problem, and where it starts."""
     if sampler == "o_svgd":
-        # Adam's step is a length: three hundredths of the law's, falling a hundredfold so that the particles come to rest.
-        length = 0.03 * float(np.sqrt(reference.var(axis=0).mean()))
-        rate = optax.exponential_decay(length, PARTICLE_STEPS, 0.01)
+        # Adam's step is a length: a tenth of the law's, falling tenfold so that the particles come to rest.
+        length = 0.1 * float(np.sqrt(reference.var(axis=0).mean()))
+        rate = optax.exponential_decay(length, PARTICLE_STEPS, 0.1)
         return o_svgd(known.problem, optimizer=optax.adam(rate)), starts[None]
     positions = check_positions(known.problem, starts)
     return choose(known.problem, positions, key, sampler, tolerance=None, progress=progress)

@@ -206,7 +206,8 @@ def _project(
         return x, jnp.ones((), bool), jnp.zeros((), jnp.int32)
     limit = NEWTON_ITERATIONS if projection == "newton" else CHORD_ITERATIONS
     redundant = dependent_rows(frame)
-    at_origin = rounding_level(frame.jacobian, origin)  # chord has no Jacobian at x, but takes small steps only
+    room = 0.75  # the rest of the roundings that a draw may be off are those of x = M^{−½}y
+    at_origin = room * rounding_level(frame.jacobian, origin)  # chord has no Jacobian at x, but takes small steps only
 
     def residual(x: Array) -> tuple[Array, Array, Array]:
         """The step in λ, whether |g| is at its rounding level, and the largest |g| relative to that level."""
@@ -216,7 +217,7 @@ def _project(
         value, jacobian = value_and_jacobian(constraint, x)
         mixed = jacobian @ frame.jacobian.T
         delta = value / mixed[0] if value.size == 1 else jnp.linalg.solve(_without(mixed, redundant), value)
-        return delta, *_judge(value, rounding_level(jacobian, x))
+        return delta, *_judge(value, room * rounding_level(jacobian, x))
 
     def keep_going(carry: Any) -> Array:
         _, done, off, iteration = carry

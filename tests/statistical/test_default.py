@@ -1,0 +1,40 @@
+"""`og.sample(0, problem, x0)` with nothing else given is good enough to use, from starts off the set."""
+
+import jax
+import numpy as np
+import pytest
+
+import ogradient as og
+from ogradient import problems
+
+CASES = {
+    "ellipse": problems.ellipse(),
+    "torus_b": problems.torus_b(),
+    "von_mises_fisher": problems.von_mises_fisher(100, 50.0),
+    "SO(5)": problems.orthogonal(5),
+    "cubic": problems.cubic(),
+}
+SLOW = {"ellipse", "von_mises_fisher", "SO(5)"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else []) for n in CASES])
+def test_the_default_call_mixes(name):
+    known = CASES[name]
+    trace = og.sample(0, known.problem, known.start_off(jax.random.key(0), 16), progress=False)
+    table = trace.summary(digits=None)
+    assert table["r_hat"].max() < 1.01
+    assert table["ess_bulk"].min() > 400
+    assert 0.6 < trace.sample_stats["is_accepted"].mean() < 0.98
+    assert np.all(trace["x"].std(axis=1).max(axis=-1) > 0)
+    # Within a few roundings of the sum that makes g, draw by draw.
+    draws = trace.pooled[::50]
+    jacobians = np.asarray(jax.vmap(jax.jacobian(known.problem.equality_fn))(draws))
+    level = 8 * np.finfo(np.float32).eps * np.einsum("nmd,nd->nm", np.abs(jacobians), np.abs(draws))
+    assert np.all(np.abs(jax.vmap(known.problem.equality_fn)(draws)) <= level + 1e-30)
+
+
+def test_gaussian_chains_do_not_keep_their_radius():
+    """Trajectories of half a period, x → −x, would have a huge ESS of the mean and never change |x|."""
+    known = problems.affine_gaussian()
+    trace = og.sample(0, known.problem, known.start_off(jax.random.key(0), 16), progress=False)
+    assert trace.summary(digits=None)["r_hat"].max() < 1.02  # of the folded draws too
