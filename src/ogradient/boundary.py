@@ -46,7 +46,7 @@ def stay_inside(
     from_inside = inside(x)
     change = jnp.where(active, -jnp.where(from_inside, 2 * violation, pull(violation)), 0.0)
     mirrored = y + solve(rows_of_h, change) @ tangent
-    left = active[0]
+    left = ~jnp.all(value <= 0)  # NaN is outside too, and has no mirror image
     refused = left & from_inside & ~inside(mirrored)
     return jnp.where(refused, x, jnp.where(left, mirrored, y)), left
 

@@ -151,7 +151,7 @@ def run_problem(
     samplers = _choice("sampler", sampler, problem.SAMPLERS)
     config = problem.Config(name, samplers, measure, chains, samples, particles, seed)
     try:
-        problem.build(name, measure)
+        problem.build(name, measure, samplers)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     with jax.enable_x64(True):

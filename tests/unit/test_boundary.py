@@ -59,6 +59,12 @@ def test_a_start_outside_is_pulled_in_and_not_mirrored(x64):
     np.testing.assert_allclose(end, [1.0], atol=1e-12)
 
 
+def test_where_h_is_not_a_number_is_outside(x64):
+    end, left = turned(lambda x: jnp.log(x[:1]) - 1, [0.1, 0.0], [-0.2, 0.0])
+    np.testing.assert_array_equal(end, [0.1, 0.0])
+    assert left
+
+
 def test_rows_given_twice_change_nothing(x64):
     once = turned(lambda x: x[:1] - 1, [0.9, 0.3], [1.1, 0.7])[0]
     twice = turned(lambda x: jnp.stack([x[0] - 1, 2 * x[0] - 2]), [0.9, 0.3], [1.1, 0.7])[0]

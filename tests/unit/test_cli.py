@@ -107,6 +107,42 @@ def test_theory(tmp_path):
     assert floors[0] > floors[1] > floors[2]
 
 
+def test_problem(tmp_path):
+    call = ["run", "problem", "interval", "--sampler", "clangevin", "--chains", 8, "--samples", 60, "--quiet"]
+    result = invoke(*call, "--out", tmp_path)
+    assert result.exit_code == 0
+    mine = tmp_path / "problem" / "interval"
+    assert {p.name for p in mine.iterdir()} == FILES | {"trace-clangevin.zarr"}
+    metrics = json.loads((mine / "metrics.json").read_text("utf-8"))
+    assert metrics["table"][0]["max h₊"] == 0
+    assert metrics["moments"]["clangevin"]["x"]["truth"] == pytest.approx(1.51005)
+    assert metrics["settings"]["clangevin"]["step_size"] > 0
+
+
+@pytest.mark.slow
+def test_measure(tmp_path):
+    assert invoke("run", "measure", "--chains", 40, "--samples", 200, "--quiet", "--out", tmp_path).exit_code == 0
+    table = json.loads((tmp_path / "measure" / "metrics.json").read_text("utf-8"))["table"]
+    assert [row["truth"] for row in table] == [0.25, 0.25, 0.0, 0.25]
+    assert all(abs(row["E cos φ"] - row["truth"]) < 6 * row["±"] < 0.15 for row in table)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (["nonsense"], "is none of cubic"),
+        (["interval", "--sampler", "gibbs"], "is none of chmc"),
+        (["interval", "--measure", "hausdorff"], "has one law only"),
+        (["cone", "--sampler", "o_svgd"], "use the exact kernels"),
+    ],
+)
+def test_bad_calls_of_problem_say_why(call, message, tmp_path):
+    result = invoke("run", "problem", *call, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("call", [["--sampler", "gibbs"], ["--start", "sideways"], ["--chains", 1], ["--steps", 0]])
 def test_bad_calls_exit_with_usage(call, tmp_path):
     result = invoke("run", "synthetic", *call, "--out", tmp_path)

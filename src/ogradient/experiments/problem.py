@@ -100,12 +100,15 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
     return rows, path
 
 
-def build(name: str, measure: str | None = None) -> KnownProblem:
-    """A problem of the table, in the measure asked for where it has a choice."""
+def build(name: str, measure: str | None = None, samplers: Sequence[str] = SAMPLERS) -> KnownProblem:
+    """A problem of the table, in the measure asked for where it has a choice; refuses samplers of which none applies."""
     try:
-        return PROBLEMS[name](**({} if measure is None else {"measure": measure}))
+        known = PROBLEMS[name](**({} if measure is None else {"measure": measure}))
     except TypeError:
         raise ValueError(f"{name} has one law only (its measures agree); leave the measure out.") from None
+    if set(samplers) <= set(known.unsuitable):
+        raise ValueError("; ".join(f"{s} does not apply to {name}: {known.unsuitable[s]}" for s in samplers))
+    return known
 
 
 def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool = False) -> Score:
