@@ -2,8 +2,8 @@
 
 x ← x − t J⁺c(x),  c = (g, (h + δ)₊),  t the first of 1, ½, ¼, … that shortens c enough
 
-δ, how far inside the boundary is aimed at, starts as the violation h₊ of the start (its mirror image: on the boundary itself
-a density is often at its worst) and is halved each time, down to √eps.
+δ, how far inside the boundary is aimed at, starts as far as the start is outside (the mirror image: on the boundary itself
+a density is often at its worst), the same length for all rows, and is halved each time, down to √eps.
 
 Each iteration costs one frame and the values of c at eight points. It converges quadratically near the set, and stops where
 |g| is a few roundings: 8 eps Σ_i |∂_i g||x_i|.
@@ -78,10 +78,14 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
     x, _, equality, unravel = problem.flatten(position)
     margin = jnp.sqrt(jnp.finfo(x.dtype).eps)
     inequality = lambda x: problem.inequality_fn(unravel(x))
-    outside = jnp.maximum(inequality(x), 0.0)
+    bounds, slopes = value_and_jacobian(inequality, x)
+    slopes = jnp.linalg.norm(slopes, axis=1)
+    outside = jnp.max(jnp.where(slopes > 0, bounds / jnp.where(slopes > 0, slopes, 1.0), 0.0), initial=0.0)
+
+    depth_at = lambda iteration: jnp.maximum(outside * slopes * 0.5 ** iteration.astype(x.dtype), margin)
 
     def combined(iteration: Array) -> ConstraintFn:
-        depth = jnp.maximum(outside * 0.5 ** iteration.astype(x.dtype), margin)
+        depth = depth_at(iteration)
         # Rows further inside vanish, with their gradient.
         return lambda x: jnp.concatenate([equality(x), jnp.maximum(inequality(x) + depth, 0.0)])
 
@@ -116,7 +120,8 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
             jnp.any(enough), jnp.argmax(enough), jnp.nanargmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))
         )
         proposal = x + lengths[chosen] * step
-        stuck = ~jnp.all(jnp.isfinite(proposal)) | jnp.all(step == 0)
+        # No step can come from rows that ask for too much depth together; it shrinks.
+        stuck = ~jnp.all(jnp.isfinite(proposal)) | (jnp.all(step == 0) & jnp.all(depth_at(iteration) <= margin))
         return jnp.where(stuck | on_set, x, proposal), best, best_off, on_set, stuck & ~on_set, iteration + 1
 
     start = (x, x, jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), bool), jnp.zeros((), bool), jnp.zeros((), jnp.int32))

@@ -94,8 +94,13 @@ def test_every_sampler_is_here():
 EXACT = [name for name in KERNELS if name.startswith("c")]
 
 
-@pytest.mark.parametrize("m", CONSTRAINTS)
-@pytest.mark.parametrize("name", [name for name in KERNELS if name not in EXACT])
+# O-SVGD compiles for long; its geometry is O-Langevin's, so one number of constraints each will do.
+ROWS = {"o_svgd-exact": [1], "o_svgd-imq": [2], "svgd-rbf": [1], "langevin": [1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "m"), [(name, m) for name in KERNELS if name not in EXACT for m in ROWS.get(name, CONSTRAINTS)]
+)
 @given(x=points, seed=seeds)
 def test_kernels(name, m, x, seed):
     compare_kernels(name, m, x, seed)

@@ -14,7 +14,7 @@ CASES = {
     "SO(5)": problems.orthogonal(5),
     "cubic": problems.cubic(),
 }
-SLOW = {"ellipse", "von_mises_fisher", "SO(5)"}
+SLOW = {"ellipse", "von_mises_fisher", "SO(5)", "cubic"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else []) for n in CASES])

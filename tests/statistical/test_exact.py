@@ -42,16 +42,7 @@ CASES = {
     "quadratic_poly": (problems.quadratic_poly(), 0.3, 2, None),
     "quadratic_poly-hausdorff": (problems.quadratic_poly("hausdorff"), 0.3, 2, None),
 }
-GATE = {
-    "cubic",
-    "ellipse-mass",
-    "ellipse-hausdorff-mass",
-    "torus_b-hausdorff-mass",
-    "bingham",
-    "SO(4)",
-    "spherical_cap",
-}
-GATE |= {"interval", "cone", "quadratic_poly-hausdorff"}
+GATE = {"ellipse-mass", "torus_b-hausdorff-mass", "SO(4)", "spherical_cap", "interval", "cone"}
 
 
 def check_invariance(known, algorithm, *, num_chains=6000, num_samples=12):
@@ -78,7 +69,7 @@ def test_the_law_stays(name, x64):
     known, step_size, num_steps, mass = CASES[name]
     mass = None if mass is None else jnp.array(mass)
     algorithm = og.chmc(known.problem, step_size, num_integration_steps=num_steps, inverse_mass=mass)
-    check_invariance(known, algorithm, num_chains=2000 if name.startswith("SO") else 6000)
+    check_invariance(known, algorithm, num_chains=1000 if name.startswith("SO") else 6000)
 
 
 @pytest.mark.parametrize("name", ["cubic", "ellipse-mass", "torus_b"])
@@ -109,7 +100,7 @@ MICI = {  # problem, moment, its gap between the measures, our step size, steps
 }
 
 
-def mici_means(known, moment, step_size, num_steps, num_chains=8, num_samples=500):
+def mici_means(known, moment, step_size, num_steps, num_chains=8, num_samples=300):
     """Means of a moment per chain, by mici's constrained HMC with derivatives from JAX."""
     import mici
 

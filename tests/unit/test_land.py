@@ -59,8 +59,8 @@ def test_positions_may_be_pytrees_and_inequalities_alone():
     problem = og.Problem(lambda p: 0.0, inequality=[lambda p: p["a"] - 3, lambda p: 1 - p["a"]])
     landing = og.land(problem, {"a": jnp.array([-5.0, 2.0, 9.0])})
     assert not np.any(landing.status)
-    np.testing.assert_allclose(landing.position["a"], [1.0, 2.0, 3.0], atol=1e-3)
-    assert np.all((landing.position["a"] >= 1) & (landing.position["a"] <= 3))
+    assert landing.position["a"][1] == 2
+    assert np.all((landing.position["a"] > 1.1) & (landing.position["a"] < 2.9)), "inside, not on the boundary"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_fifty_particles_converge(start, dtype, request):
 
 
 @pytest.mark.usefixtures("lenient_promotion")
-@pytest.mark.parametrize("start", ["on", "off"])
+@pytest.mark.parametrize("start", [pytest.param("on", marks=pytest.mark.slow), "off"])
 def test_five_hundred_particles_converge_with_an_optimiser(start):
     distance, violation = converge(start, 500, og.o_svgd(PROBLEM, optimizer=optax.adam(0.1)), 1500, "float32")
     assert distance < 0.05
