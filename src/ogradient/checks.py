@@ -156,17 +156,17 @@ def land_starts(problem: Problem, positions: Position) -> Position:
 
 
 def bring_inside(problem: Problem, positions: Position, *, ensemble: bool = False) -> Position:
-    """Land the starts that violate an inequality where log π is not finite: it need not exist where h(x) > 0."""
+    """With inequalities, starts that can be landed are.
+
+    Log π need not exist where h(x) > 0, and a step towards {g = 0} may lead across a boundary.
+    """
     if problem.inequality is None:
         return positions
-    merge = lambda leaf: leaf.reshape((-1, *leaf.shape[2:])) if ensemble else leaf
-    flat = jax.tree.map(merge, positions)
-    lost = jax.vmap(lambda x: ~jnp.isfinite(problem.logdensity(x)) & jnp.any(problem.inequality_fn(x) > 0))(flat)
-    if not bool(jnp.any(lost)):
-        return positions
-    landed = land(problem, flat).position
-    pick = lambda new, old: jnp.where(lost.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
-    return jax.tree.map(lambda new, old, like: pick(new, old).reshape(like.shape), landed, flat, positions)
+    flat = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])) if ensemble else leaf, positions)
+    landing = land(problem, flat)
+    landed = landing.status == Status.OK
+    pick = lambda new, old: jnp.where(landed.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
+    return jax.tree.map(lambda new, old, like: pick(new, old).reshape(like.shape), landing.position, flat, positions)
 
 
 def warn_if_separate(trace: Trace) -> None:

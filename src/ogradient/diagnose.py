@@ -160,14 +160,18 @@ def _feasibility(trace: Trace) -> Finding:
     # A row that stays further from its boundary than it ever varies has turned nothing back.
     idle = np.flatnonzero(-largest > np.ptp(values.reshape(-1, values.shape[-1]), axis=0))
     note = f" inequality[{idle[0]}] was never near its boundary (max h {largest[idle[0]]:.2g})." if idle.size else ""
+    reflected = float(trace.sample_stats["reflected"].mean()) if "reflected" in trace.sample_stats else 0.0
+    if not outside.any() and reflected > 0.5:
+        text = f"every draw has h ≤ 0, but {100 * reflected:.3g} % of the steps were turned back: use a smaller step size.{note}"
+        return Finding("inequality", "doubtful", text)
     if not outside.any():
         return Finding("inequality", "fine", f"every draw has h ≤ 0.{note}")
     level: Level = "doubtful" if outside.mean() < 0.05 else "bad"
     return Finding(
         "inequality",
         level,
-        f"{100 * outside.mean():.2g} % of the draws are outside, by up to h = {largest.max():.2g}: they started there. Run a "
-        f"longer warm-up, or land first with og.land.{note}",
+        f"{100 * outside.mean():.3g} % of the draws are outside, by up to h = {largest.max():.2g}: their chains found no way in "
+        f"from where they started. Start nearer, and see og.land.{note}",
     )
 
 

@@ -2,8 +2,8 @@
 
 x ← x − t J⁺c(x),  c = (g, (h + δ)₊),  t the first of 1, ½, ¼, … that shortens c enough
 
-δ, how far inside the boundary is aimed at, starts as far as the start is outside (the mirror image: on the boundary itself
-a density is often at its worst), the same length for all rows, and is halved each time, down to √eps.
+δ, how far inside the boundary is aimed at, starts as far as the start is outside or off {g = 0} (the mirror image: on the
+boundary itself a density is often at its worst), the same length for all rows, and is halved each time, down to √eps.
 
 Each iteration costs one frame and the values of c at eight points. It converges quadratically near the set, and stops where
 |g| is a few roundings: 8 eps Σ_i |∂_i g||x_i|.
@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, frame_at, solve, value_and_jacobian
+from ogradient.geometry import ConstraintFn, Frame, frame_at, landing, solve, value_and_jacobian
 from ogradient.problem import Position, Problem
 from ogradient.status import Status
 
@@ -81,6 +81,7 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
     bounds, slopes = value_and_jacobian(inequality, x)
     slopes = jnp.linalg.norm(slopes, axis=1)
     outside = jnp.max(jnp.where(slopes > 0, bounds / jnp.where(slopes > 0, slopes, 1.0), 0.0), initial=0.0)
+    outside = jnp.maximum(outside, jnp.linalg.norm(landing(frame_at(equality, x), alpha=1.0)))
 
     depth_at = lambda iteration: jnp.maximum(outside * slopes * 0.5 ** iteration.astype(x.dtype), margin)
 

@@ -170,14 +170,27 @@ def test_once_inside_a_chain_never_leaves(where, name, setting):
 
 
 def test_draws_outside_are_reported_with_their_share_and_size():
-    known = og.problems.interval()
-    starts = jnp.full((4, 1), 40.0)
-    algorithm = og.o_langevin(known.problem, 0.01, alpha=1.0)  # one hundredth of the way per step
-    trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=0, num_samples=50, progress=False)
+    """x ≤ 1 and x ≥ 2: every draw violates one of them."""
+    problem = og.Problem(gaussian, inequality=lambda x: jnp.stack([x[0] - 1, 2 - x[0]]))
+    algorithm = og.o_langevin(problem, 0.001)
+    with pytest.warns(og.ConstraintWarning, match="may contradict"):
+        trace = og.sample(
+            0, problem, jnp.ones((4, 1)), algorithm=algorithm, num_warmup=0, num_samples=50, progress=False
+        )
     finding = og.diagnose(trace)["inequality"]
     assert finding.level == "bad"
-    assert "1e+02 % of the draws are outside, by up to h = 3" in finding.text
-    assert trace.summary().loc["inequality[1]₊", "max"] > 30
+    assert "100 % of the draws are outside, by up to h = " in finding.text
+    assert trace.summary().loc["inequality[1]₊", "max"] > 0.1
+
+
+def test_steps_that_are_all_turned_back_are_told():
+    known = og.problems.disc()
+    algorithm = og.o_langevin(known.problem, 0.5)
+    starts = known.start_on(jax.random.key(0), 4)
+    trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=0, num_samples=50, progress=False)
+    finding = og.diagnose(trace)["inequality"]
+    assert finding.level == "doubtful"
+    assert "of the steps were turned back: use a smaller step size" in finding.text
 
 
 def test_a_density_that_ends_at_the_boundary_is_never_asked_beyond_it():

@@ -182,7 +182,7 @@ def _thinning(algorithm: SamplingAlgorithm, reference: np.ndarray) -> int:
     if is_exact(algorithm.step):
         return 1
     spread = float(np.mean(reference.std(axis=0)))
-    return int(np.clip(np.ceil(spread**2 / (2 * describe(algorithm)[1]["step_size"])), 1, 1000))
+    return int(np.clip(np.ceil(spread**2 / (2 * describe(algorithm)[1]["step_size"])), 1, 300))
 
 
 def _violations(trace: Trace, kind: str) -> np.ndarray:

@@ -11,6 +11,8 @@ from jax import Array
 
 from ogradient.problem import Measure, Problem
 from ogradient.problems.known import (
+    FREE_DIRECTIONS,
+    MANY_DIRECTIONS,
     KnownProblem,
     Moment,
     accepted_first,
@@ -106,6 +108,11 @@ def dirichlet(dim: int = 20) -> KnownProblem:
 
     exact = lambda key, n: jax.random.dirichlet(key, jnp.asarray(alpha), (n,))
     share = alpha / total
+    unsuitable = {
+        "o_langevin": "near a face the drift is as steep as 1/x; steps short enough there go nowhere elsewhere"
+    }
+    if dim - 1 > FREE_DIRECTIONS:
+        unsuitable["o_svgd"] = MANY_DIRECTIONS
     return KnownProblem(
         name="dirichlet",
         problem=Problem(logdensity, equality=lambda x: jnp.sum(x) - 1, inequality=lambda x: -x),
@@ -118,6 +125,7 @@ def dirichlet(dim: int = 20) -> KnownProblem:
             for i in (0, dim - 1)
         },
         exact=exact,
+        unsuitable=unsuitable,
     )
 
 

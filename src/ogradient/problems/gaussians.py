@@ -10,9 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.problem import Problem
-from ogradient.problems.known import KnownProblem, Moment, coordinate, square_about
-
-FREE_DIRECTIONS = 12  # above which a few hundred particles of SVGD lose variance
+from ogradient.problems.known import FREE_DIRECTIONS, MANY_DIRECTIONS, KnownProblem, Moment, coordinate, square_about
 
 
 def transport(dim: int = 50, num_constraints: int = 5) -> KnownProblem:
@@ -51,9 +49,7 @@ def transport(dim: int = 50, num_constraints: int = 5) -> KnownProblem:
             "cos y_d": Moment(lambda x: jnp.cos(x[-1]), math.exp(-0.5)),
         },
         exact=exact,
-        unsuitable={}
-        if dim - m <= FREE_DIRECTIONS
-        else {"o_svgd": "so many free directions need more particles than usual"},
+        unsuitable={} if dim - m <= FREE_DIRECTIONS else {"o_svgd": MANY_DIRECTIONS},
     )
 
 
