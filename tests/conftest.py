@@ -1,11 +1,19 @@
 """Strict JAX everywhere: no silent broadcasting between ranks, no silent mixing of dtypes."""
 
+import os
+from pathlib import Path
+
 import jax
 import pytest
 from hypothesis import settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Most of the time goes into compiling the same programs again and again: compiled ones are kept, by each worker for itself.
+cache = Path(__file__).parents[1] / ".pytest_cache" / "compiled" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+jax.config.update("jax_compilation_cache_dir", str(cache))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 settings.register_profile("gate", deadline=None, derandomize=True, max_examples=10)
 settings.load_profile("gate")
 

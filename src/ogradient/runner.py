@@ -383,8 +383,9 @@ def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> 
             raise SamplingError(f"{message} Stopped after step {run.done:,}; {kept}.", trace)
         warn(message, RuntimeWarning)
     for status in (Status.RANK_DEFICIENT, Status.COLLAPSED):
-        # Every step: then it was said at the door.
-        if 0 < (count := int(counts[:, status].sum())) < counts.sum() or (count and status == Status.COLLAPSED):
+        # Where no step at all was OK, the rows depend everywhere, and that was said at the door.
+        always = status == Status.RANK_DEFICIENT and not counts[:, Status.OK].any()
+        if (count := int(counts[:, status].sum())) and not always:
             message = f"{count:,} of {counts.sum():,} steps were {status.name}: {status.remedy}."
             warn(message)
     if trace is not None and "is_accepted" in trace.sample_stats:

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ogradient.geometry import frame_at, landing, project
+from ogradient.land import land
 from ogradient.problem import Position, Problem
 from ogradient.samplers.chmc import build_kernel as build_chmc
 from ogradient.samplers.chmc import init as init_chmc
 from ogradient.samplers.o_langevin import build_kernel, init
 from ogradient.status import warn
 
-LANDING_STEPS = 50  # at a tiny step size: nearly pure Newton steps
 TRIAL_STEPS = 50
 REFLECTED = (
     0.1  # the largest share of steps that a boundary may turn back: it grows like √η, and the error like its square
 )
-LINEAR = 0.25  # how far a step may bend away from the set, relative to its length
+LINEAR = 0.1  # how far a step may bend away from the set, relative to its length
 WINDOWS = 20  # of trial steps in a row that must be good, so that the chains see more than their start
 LARGEST, SMALLEST = 2.0**10, 2.0**-30
 WINDOW = 100  # transitions of one stage of the warm-up of chmc
@@ -43,8 +43,8 @@ def tune_o_langevin(
     """The largest power of two for which an O-Langevin step of every chain is nearly linear and mean |g| ≤ tolerance.
 
     Two numbers of a trial, both free of units, are held small: how far from the set a step ends, relative to its length
-    (‖J⁺g(x')‖/‖x'−x‖ ≤ ¼, which sees the curvature of the constraint), and how much the drift along the set
-    changes over a step, relative to its length (η‖D's'−D s‖/‖x'−x‖ ≈ ηL ≤ 1/20, which sees the curvature of
+    (‖J⁺g(x')‖/‖x'−x‖ ≤ 1/10, which sees the curvature of the constraint: a sphere's radius is then off by 2 %), and how much
+    the drift along the set changes over a step, relative to its length (η‖D's'−D s‖/‖x'−x‖ ≈ ηL ≤ 1/20, which sees that of
     log π; a Gaussian's variance is then off by 2.5 %). With inequalities, at most one step in ten is turned back at a
     boundary (a Gaussian cut at its standard deviation then has its mean off by 2 % of that). In the user's units, the
     mean |g_k| of every row of g is held at or below `tolerance` where one is given: |g| is O(η), and smallest for its η with
@@ -72,23 +72,13 @@ def tune_o_langevin(
         (position, _), seen = lax.scan(body, start, jax.random.split(key, TRIAL_STEPS))
         return position, seen
 
-    def land(key: Array, position: Position) -> Position:
-        step = build_kernel(problem, SMALLEST)
-        return lax.scan(lambda s, k: (step(k, s)[0], None), init(position), jax.random.split(key, LANDING_STEPS))[
-            0
-        ].position
-
     num_chains = jax.tree.leaves(positions)[0].shape[0]
-
-    @jax.jit
-    def start(key: Array) -> Position:
-        return jax.vmap(land)(jax.random.split(key, num_chains), positions)
 
     @jax.jit
     def window(key: Array, positions: Position, eta: Array) -> tuple[Position, Array, Array]:
         keys = jax.random.split(key, num_chains)
         positions, (residual, change, length, value, reflected) = jax.vmap(trial, (0, 0, None))(keys, positions, eta)
-        bend = jnp.sqrt(jnp.maximum(jnp.sum(residual), 25 * jnp.sum(change)) / jnp.sum(length))
+        bend = jnp.sqrt(jnp.maximum(jnp.sum(residual), 4 * jnp.sum(change)) / jnp.sum(length))
         bend = jnp.maximum(bend, LINEAR / REFLECTED * jnp.mean(reflected, dtype=bend.dtype))
         return positions, bend, jnp.max(jnp.mean(value, axis=(0, 1)), initial=0.0)
 
@@ -99,7 +89,7 @@ def tune_o_langevin(
         positions, bend, off = window(jax.random.fold_in(key, number), positions, jnp.asarray(eta, dtype))
         return positions, bool(bend <= LINEAR) and float(off) <= limit, float(off)  # NaN compares false
 
-    current = start(jax.random.fold_in(key, 0))
+    current = land(problem, positions).position
     eta = 1.0
     while eta < LARGEST and attempt(1, current, 2 * eta)[1]:
         eta *= 2

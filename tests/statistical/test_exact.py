@@ -85,6 +85,15 @@ def test_the_law_stays_with_partial_refreshment_and_chord(x64):
     check_invariance(known, algorithm, num_samples=20)
 
 
+def test_a_row_given_twice_keeps_the_law(x64):
+    """On the ellipse the factor √det G would otherwise count twice, and E[x²] be 5.67 instead of 4.5."""
+    known = problems.ellipse()
+    g = known.problem.equality
+    twice = dataclasses.replace(known, problem=og.Problem(known.problem.logdensity_fn, [g, lambda x: 2 * g(x)]))
+    with pytest.warns(og.ConstraintWarning, match="some rows say the same"):
+        check_invariance(twice, og.chmc(twice.problem, 0.5, num_integration_steps=3), num_samples=20)
+
+
 @pytest.mark.xfail(raises=AssertionError, strict=True, reason="negative control: the other measure moves the law")
 def test_the_other_measure_is_seen(x64):
     known = problems.ellipse()

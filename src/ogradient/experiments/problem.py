@@ -148,7 +148,7 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
         moments[name] = (float(means.mean()), error, moment.value, float(exact_values[name].std()))
     table = None if trace.ensemble else trace.summary(digits=None, limit=50)
     ksd = orthogonal_ksd(known.problem, draws)
-    largest = lambda kind: float(np.maximum(_violations(trace, kind), 0).max()) if kind in trace.sample_stats else None
+    g, h = (trace.sample_stats.get(kind) for kind in ("equality", "inequality"))
     row = {
         "sampler": sampler,
         "error": max(abs(m - truth) / sd for m, _, truth, sd in moments.values()),
@@ -157,8 +157,8 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
         "p": ksd.p_value,
         "R-hat": None if table is None else float(table["r_hat"].max()),
         "ESS": None if table is None else float(table["ess_bulk"].min()),
-        "max |g|": largest("equality"),
-        "max h₊": largest("inequality"),
+        "mean |g|": None if g is None else float(np.abs(g).mean()),
+        "max h₊": None if h is None else float(np.maximum(h, 0).max()),
         "seconds": seconds,
     }
     return Score(sampler, trace, draws, moments, row)
@@ -183,8 +183,3 @@ def _thinning(algorithm: SamplingAlgorithm, reference: np.ndarray) -> int:
         return 1
     spread = float(np.mean(reference.std(axis=0)))
     return int(np.clip(np.ceil(spread**2 / (2 * describe(algorithm)[1]["step_size"])), 1, 300))
-
-
-def _violations(trace: Trace, kind: str) -> np.ndarray:
-    values = trace.sample_stats[kind]
-    return np.abs(values) if kind == "equality" else values

@@ -60,7 +60,7 @@ def interval() -> KnownProblem:
         problem=Problem(lambda x: -0.5 * jnp.sum(x**2), inequality=lambda x: jnp.stack([1 - x[0], x[0] - 3])),
         dim=1,
         start_on=exact,
-        start_off=lambda key, n: 2 + 3 * jax.random.normal(key, (n, 1)),
+        start_off=lambda key, n: 2 + 1.5 * jax.random.normal(key, (n, 1)),
         moments={
             "x": Moment(coordinate(0), 1.510050),
             "var x": Moment(square_about(0, 1.510050), 0.173453),
@@ -143,6 +143,7 @@ def cone(measure: Measure = "conditional") -> KnownProblem:
         angle = 2 * jnp.pi * jax.random.uniform(angle_key, (n,))
         return jnp.stack([z * jnp.cos(angle), z * jnp.sin(angle), z], axis=-1)
 
+    rarely = "single steps enter and leave the neighbourhood of the vertex too rarely"
     vertex = "the flow reaches the vertex, where the tangent plane jumps; use the exact kernels"
     return KnownProblem(
         name="cone",
@@ -161,7 +162,7 @@ def cone(measure: Measure = "conditional") -> KnownProblem:
             "x": Moment(coordinate(0), 0.0),
         },
         exact=exact,
-        unsuitable={"o_langevin": vertex, "o_svgd": vertex},
+        unsuitable={"o_langevin": vertex, "o_svgd": vertex} | ({} if by_area else {"clangevin": rarely}),
     )
 
 

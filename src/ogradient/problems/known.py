@@ -14,7 +14,7 @@ from jax import Array
 from ogradient.problem import Problem
 
 Draw = Callable[[Array, int], Array]  # (key, n) -> (n, d)
-FREE_DIRECTIONS = 12  # above which a few hundred particles of SVGD lose variance
+FREE_DIRECTIONS = 8  # above which a few hundred particles of SVGD lose variance
 MANY_DIRECTIONS = "so many free directions need more particles than usual: SVGD loses variance"
 
 

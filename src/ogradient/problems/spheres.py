@@ -11,6 +11,8 @@ from jax import Array
 
 from ogradient.problem import Problem
 from ogradient.problems.known import (
+    FREE_DIRECTIONS,
+    MANY_DIRECTIONS,
     Draw,
     KnownProblem,
     Moment,
@@ -40,6 +42,7 @@ def von_mises_fisher(dim: int = 10, concentration: float = 10.0) -> KnownProblem
             "x_d": Moment(lambda x: x[-1], 0.0),
         },
         exact=lambda key, n: at_height(height, key, n, dim),
+        unsuitable={} if dim - 1 <= FREE_DIRECTIONS else {"o_svgd": MANY_DIRECTIONS},
     )
 
 
