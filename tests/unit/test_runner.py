@@ -238,10 +238,10 @@ def test_the_step_size_follows_the_scale_of_the_problem(scale):
     from ogradient.tuning import tune_o_langevin
 
     eta, _ = tune_o_langevin(jax.random.key(0), problem, scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]]))
-    assert 2**-8 <= eta / scale**2 <= 2**-3
+    assert 2**-11 <= eta / scale**2 <= 2**-6
 
 
-@pytest.mark.parametrize("tolerance", [0.03, 0.003])
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-4])
 def test_a_tolerance_on_g_decides_the_step_size_of_o_langevin(tolerance, capsys):
     known = og.problems.ellipse()
     starts = known.start_off(jax.random.key(0), 16)
