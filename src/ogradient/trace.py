@@ -152,7 +152,11 @@ class Trace:
         if self.ensemble:
             arrays = self.variables | {k: v for k, v in self.sample_stats.items() if k in ("equality", "inequality")}
             dims = {k: ["particle", *(f"{k}_dim_{i}" for i in range(v.ndim - 3))] for k, v in arrays.items()}
-        tree = from_dict({"posterior": self.variables, "sample_stats": self.sample_stats}, dims=dims)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Found chain dimension to be longer", UserWarning
+            )  # many short chains are meant
+            tree = from_dict({"posterior": self.variables, "sample_stats": self.sample_stats}, dims=dims)
         tree.attrs.update({key: _plain(value) for key, value in self.provenance.items()})
         return tree
 
