@@ -1,6 +1,7 @@
 """O-Langevin samples the law it says, in both measures, from starts off the set; and the tests can fail."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +132,17 @@ def test_the_other_measure_is_seen(name):
     other = og.Problem(known.problem.logdensity_fn, known.problem.equality, measure="hausdorff")
     known = dataclasses.replace(known, problem=other)
     check_law(known, og.o_langevin(other, case.pop("step_size")), **case)
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, strict=True, reason="negative control: an atom on the boundary is another law"
+)
+def test_stopping_at_the_boundary_instead_of_reflecting_is_seen(monkeypatch):
+    def stop(inequality, frame, x, y, **_):
+        return jnp.clip(y, 1.0, 3.0), jnp.any(inequality(y) > 0)
+
+    monkeypatch.setattr(sys.modules["ogradient.samplers.o_langevin"], "stay_inside", stop)
+    run_case(CASES["interval"])
 
 
 def tilted_ellipse(temperature=1.0):

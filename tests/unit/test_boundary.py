@@ -1,5 +1,7 @@
 """Inequalities: reflections along the set, the weight that vanishes on the boundary, and what all samplers do with h."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -221,6 +223,17 @@ def test_particles_do_not_pile_up_on_the_boundary(x64):
     exact = known.exact(jax.random.key(1), 2000)
     assert og.energy_distance(particles, exact) < 0.005  # a hundred exact draws are at 0.012 on average
     assert og.diagnose(trace)["law along the set"].level == "fine"
+
+
+def test_without_the_weight_they_do(x64, monkeypatch):
+    """Negative control of the test above: reflections alone leave the mean height of the cap far too low."""
+    plain = lambda inequality, frames, x, h, block_size: (jnp.ones(len(x)), jnp.zeros_like(x))
+    monkeypatch.setattr(sys.modules["ogradient.samplers.o_svgd"], "boundary_weight", plain)
+    known = og.problems.spherical_cap(3, 0.3)
+    starts = known.start_off(jax.random.key(0), 100)[None]
+    algorithm = og.o_svgd(known.problem, 0.1)
+    trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=4000, num_samples=1, progress=False)
+    assert trace["x"][0, -1][:, 0].mean() < 0.58
 
 
 def test_many_rows_and_any_pytree_mix_with_equalities():
