@@ -25,9 +25,21 @@ from ogradient.diagnostics import (
     sliced_wasserstein,
 )
 from ogradient.land import land
+from ogradient.posterior import posterior, with_batch
 from ogradient.problem import Problem
 from ogradient.runner import sample
-from ogradient.samplers import SAMPLERS, SamplingAlgorithm, chmc, clangevin, langevin, o_langevin, o_svgd, svgd
+from ogradient.samplers import (
+    SAMPLERS,
+    SamplingAlgorithm,
+    chmc,
+    clangevin,
+    control_langevin,
+    langevin,
+    o_langevin,
+    o_svgd,
+    power_decay,
+    svgd,
+)
 from ogradient.status import ConstraintWarning, SamplingError, Status
 from ogradient.stein import imq, rbf
 from ogradient.trace import Trace, load
@@ -44,6 +56,7 @@ __all__ = [
     "chmc",
     "clangevin",
     "constraint_violation",
+    "control_langevin",
     "diagnose",
     "energy_distance",
     "geometry",
@@ -55,11 +68,14 @@ __all__ = [
     "o_svgd",
     "orthogonal_fisher",
     "orthogonal_ksd",
+    "posterior",
+    "power_decay",
     "problems",
     "rbf",
     "sample",
     "sliced_wasserstein",
     "svgd",
+    "with_batch",
 ]
 
 

@@ -104,8 +104,12 @@ def check_start(
     _warn_capped(values[:, 0], settings)
 
 
-@partial(jax.jit, static_argnums=(0, 2))
+@partial(jax.jit, static_argnums=2)
 def _inspect_all(problem: Problem, positions: Position, constrained: bool) -> dict[str, Array]:
+    if problem.source is not None:  # on one batch, where there are batches; one chain at a time, since data take memory
+        batch_fn = problem.source.model.batch_fn
+        problem = problem if batch_fn is not None else problem.view(jax.random.key(0))
+        return lax.map(lambda position: _inspect(problem, position, constrained), positions)
     return jax.vmap(lambda position: _inspect(problem, position, constrained))(positions)
 
 

@@ -33,6 +33,11 @@ def choose(
             f"algorithm must be an algorithm, such as og.o_svgd(problem, 0.1), or one of the names {TUNED} whose settings are "
             f"found in warm-up; got {name!r}."
         )
+    if problem.stochastic:
+        raise ValueError(
+            "settings are found in warm-up only with all the data in every step; with minibatches give them: "
+            "algorithm=og.o_langevin(problem, step_size)."
+        )
     if tolerance is not None:
         check_positive("tolerance", tolerance)
     o_langevin(problem, 1.0)  # refuses, with the remedy, a problem without a constraint

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from ogradient.diagnostics import orthogonal_ksd
 from ogradient.geometry import frame_at, landing
 from ogradient.problem import Position, Problem
 from ogradient.status import Status
+from ogradient.stein import over_particles
 from ogradient.trace import Trace
 
 if TYPE_CHECKING:
@@ -115,11 +118,11 @@ def _constraint(trace: Trace, problem: Problem | None) -> Finding:
         )
     draws = _subsample(_last(trace), KSD_DRAWS)
 
-    def distance(position: Position) -> tuple[jax.Array, jax.Array]:
+    def distance(problem: Problem, position: Position) -> tuple[jax.Array, jax.Array]:
         x, _, constraint, _ = problem.flatten(position)
         return x, jnp.linalg.norm(landing(frame_at(constraint, x), alpha=1.0))
 
-    x, off = (np.asarray(part, np.float64) for part in jax.jit(jax.vmap(distance))(draws))
+    x, off = (np.asarray(part, np.float64) for part in _over(distance, problem, draws))
     spread = np.sqrt(x.var(axis=0).sum())
     share = float(np.quantile(off, 0.9) / spread) if spread > 0 else np.inf
     level: Level = "fine" if share < 0.05 else "doubtful" if share < 0.25 else "bad"
@@ -134,11 +137,11 @@ def _constraint(trace: Trace, problem: Problem | None) -> Finding:
 def _gradients(trace: Trace, problem: Problem) -> Finding:
     """A gradient that nearly vanishes at some draws marks a singular point of the set, a vertex or a crossing."""
 
-    def norms(position: Position) -> jax.Array:
+    def norms(problem: Problem, position: Position) -> jax.Array:
         x, _, constraint, _ = problem.flatten(position)
         return jnp.linalg.norm(frame_at(constraint, x).jacobian, axis=1)
 
-    values = np.asarray(jax.jit(jax.vmap(norms))(_subsample(_last(trace), KSD_DRAWS)))
+    values = np.asarray(_over(norms, problem, _subsample(_last(trace), KSD_DRAWS)))
     share = values.min(axis=0) / np.maximum(np.median(values, axis=0), np.finfo(values.dtype).tiny)
     row = int(np.argmin(share))
     if share[row] > VANISHING:
@@ -215,6 +218,8 @@ def _law(trace: Trace, problem: Problem | None, table: pd.DataFrame | None) -> F
     subject = "law along the set"
     if problem is None:
         return Finding(subject, "unknown", "pass the problem to have it tested.")
+    if problem.source is not None and problem.source.model.batch_fn is not None:
+        return Finding(subject, "unknown", "the Stein test needs the score of all the data; these come batch by batch.")
     draws = _last(trace)
     n = jax.tree.leaves(draws)[0].shape[0]
     if table is not None:
@@ -234,6 +239,12 @@ def _law(trace: Trace, problem: Problem | None, table: pd.DataFrame | None) -> F
             subject, "bad", f"{numbers}: they are not spread as the law says. Run longer, or use a smaller step size."
         )
     return Finding(subject, "fine", numbers + ".")
+
+
+def _over(function: Callable[[Problem, Position], Any], problem: Problem, draws: Position) -> Any:
+    """A function of the problem and one draw, over all draws, compiled."""
+    over = lambda problem, draws: over_particles(partial(function, problem), draws, problem.draws_together)
+    return jax.jit(over)(problem, jax.tree.map(jnp.asarray, draws))
 
 
 def _subsample(draws: Position, most: int) -> Position:

@@ -68,7 +68,7 @@ def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITE
     return _land_all(problem, jax.tree.map(jnp.asarray, positions), max_iterations)
 
 
-@partial(jax.jit, static_argnums=(0, 2))
+@partial(jax.jit, static_argnums=2)
 def _land_all(problem: Problem, positions: Position, max_iterations: int) -> Landing:
     return jax.vmap(lambda position: land_one(problem, position, max_iterations))(positions)
 

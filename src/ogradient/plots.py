@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
-Curve = tuple[Any, Any]  # iterations and values, any sequences
+Curve = tuple[Any, ...]  # iterations, values and, if there are several runs, standard errors: any sequences
 
 
 def new_figure(rows: int, columns: int, *, width: float = 4.0, height: float = 3.2) -> tuple[Figure, np.ndarray]:
@@ -44,9 +44,11 @@ def draw_curves(
         low, mean, high = floor
         axis.axhspan(low, high, color="0.9", zorder=0)
         axis.axhline(mean, color="0.55", linewidth=1, linestyle="--", zorder=1, label="exact draws (5–95 %)")
-    for index, (name, (x, y)) in enumerate(curves.items()):
+    for index, (name, (x, y, *error)) in enumerate(curves.items()):
         colour = (colours or {}).get(name, COLOURS[index % len(COLOURS)])
         axis.plot(x, y, color=colour, linewidth=1.5, label=name)
+        for e in error:
+            axis.fill_between(x, np.asarray(y) - e, np.asarray(y) + e, color=colour, alpha=0.2, linewidth=0)
     axis.set_xscale("log" if log_x else "linear")
     axis.set_yscale("log" if log_y else "linear")
     axis.set_xlabel("iteration", fontsize=9)

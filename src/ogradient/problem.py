@@ -38,6 +38,7 @@ class Problem:
     equality: Functions | None = None
     inequality: Functions | None = None
     measure: Measure = "conditional"
+    source: Any = field(default=None, repr=False)  # data and what is done with them; set by `og.posterior`
     _equalities: tuple[Callable[[Position], Any], ...] = field(init=False, repr=False)
     _inequalities: tuple[Callable[[Position], Any], ...] = field(init=False, repr=False)
 
@@ -49,9 +50,23 @@ class Problem:
         if self.measure not in get_args(Measure):
             raise ValueError(f"measure must be 'conditional' or 'hausdorff'; got {self.measure!r}.")
         for kind, name in (("equality", "_equalities"), ("inequality", "_inequalities")):
-            functions = _as_functions(kind, getattr(self, kind))
+            functions = as_functions(kind, getattr(self, kind))
             object.__setattr__(self, name, functions)
             object.__setattr__(self, kind, getattr(self, kind) if functions else None)  # an empty list is none
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether a step sees a random part of the data, rather than all of them."""
+        return self.source is not None and self.source.model.stochastic
+
+    def view(self, key: Array | None) -> Problem:
+        """The problem as one step sees it: with the batch that the step's key draws. Without batches, itself."""
+        return self.source.view(key) if self.stochastic else self
+
+    @property
+    def draws_together(self) -> int | None:
+        """Of how many draws functions are computed together in diagnostics: data take memory for each; None is all."""
+        return None if self.source is None else 16
 
     @property
     def constrained(self) -> bool:
@@ -100,11 +115,13 @@ class Problem:
                     f"positions need at least 32 bits; got a leaf of dtype {dtype}, in which small moves would be rounded away. "
                     "Keep the position in float32 and cast inside your functions."
                 )
-        jax.eval_shape(lambda p: _checked("logdensity_fn", self.logdensity_fn, p, scalar=True), position)
+        if self.source is not None:
+            self.source.check(position)
+        jax.eval_shape(lambda p: checked("logdensity_fn", self.logdensity_fn(p), scalar=True), position)
         for kind, functions in (("equality", self._equalities), ("inequality", self._inequalities)):
             for index, function in enumerate(functions):
                 name = kind if len(functions) == 1 else f"{kind}[{index}]"
-                jax.eval_shape(lambda p, f=function, n=name: _checked(n, f, p, scalar=False), position)
+                jax.eval_shape(lambda p, f=function, n=name: checked(n, f(p), scalar=False), position)
         dim, rows = sum(jnp.size(leaf) for leaf in leaves), jax.eval_shape(self.equality_fn, position).shape[0]
         if rows > dim:
             raise ValueError(
@@ -113,10 +130,19 @@ class Problem:
             )
 
 
-def _as_functions(kind: str, given: Functions | None) -> tuple[Callable[[Position], Any], ...]:
+# Compiled functions take a problem as an argument: its data then are arrays like any others, and not written into the program.
+jax.tree_util.register_pytree_node(
+    Problem,
+    lambda problem: ((), problem) if problem.source is None else ((problem.source.data,), problem.source.model),
+    lambda kept, children: kept if isinstance(kept, Problem) else kept.problem(children[0]),
+)
+
+
+def as_functions(kind: str, given: Functions | None) -> tuple[Callable[..., Any], ...]:
+    """One function, a list of them or None, as a tuple."""
     functions = () if given is None else (given,) if callable(given) else given
     if not isinstance(functions, tuple | list) or not all(callable(f) for f in functions):
-        raise ValueError(f"{kind} must be a function of a position, or a list of functions; got {given!r}.")
+        raise ValueError(f"{kind} must be a function, or a list of functions; got {given!r}.")
     return tuple(functions)
 
 
@@ -130,8 +156,8 @@ def _stack(functions: tuple[Callable[[Position], Any], ...], position: Position)
     return rows[0] if len(rows) == 1 else jnp.concatenate(rows) if rows else jnp.zeros((0,), dtype)
 
 
-def _checked(name: str, function: Callable[[Position], Any], position: Position, *, scalar: bool) -> Array:
-    value = function(position)
+def checked(name: str, value: Any, *, scalar: bool) -> Array:
+    """What a user's function returned, as an array; refused if it is not what the library can use."""
     wanted = "a scalar" if scalar else "a scalar or an array"
     try:
         array = jnp.asarray(value)

@@ -21,9 +21,11 @@ from jax import Array, lax
 from ogradient._version import __version__
 from ogradient.checks import bring_inside, check_positions, check_start, land_starts, warn_if_separate
 from ogradient.choose import choose
+from ogradient.feed import Feed, batch_fn_of
+from ogradient.posterior import with_batch
 from ogradient.problem import Position, Problem
 from ogradient.samplers import SAMPLERS
-from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, is_exact, plain_settings
+from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, is_exact, plain_settings, step_for
 from ogradient.status import SamplingError, Status, warn
 from ogradient.trace import Trace, in_order_of
 
@@ -102,7 +104,10 @@ def sample(
     run = _Run(problem, chosen, key, num_warmup, thinning, states, done)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
     started = time.perf_counter()
-    interrupted = run.advance(total, chunk_size, progress, stop_when_bad=throw)
+    try:
+        interrupted = run.advance(total, chunk_size, progress, stop_when_bad=throw)
+    finally:
+        run.close()
     trace = run.trace(seed, resume, seconds=time.perf_counter() - started)
     trace = _deliver(trace, run, interrupted, throw)
     if component_fn is not None:
@@ -131,6 +136,7 @@ class _Run:
         # is a batch already.
         lonely = self.num_chains == 1 and not is_ensemble(algorithm.step)
         self.states = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states) if lonely else states
+        self.feed = None if batch_fn_of(problem) is None else Feed(problem)
         self.rows: list[Any] = []
         self.counts = np.zeros((self.num_chains, len(Status)), np.int64)
 
@@ -142,15 +148,17 @@ class _Run:
         with _progress_bar(total, self.done, label, progress) as bar:
             bar.set_postfix_str("compiling")
             capacity = self._capacity()
-            self._chunk(0, capacity)  # no step yet: it only compiles
-            length = chunk_size or 32
+            self._chunk(0, capacity, total)  # no step yet: it only compiles
+            length = chunk_size or (32 if self.feed is None else self.feed.length)
             try:
                 while self.done < total:
                     longest = max(self.warmup - self.done, 0) + (capacity - 1) * self.thinning
                     steps = min(length, longest, total - self.done)
+                    if self.feed is not None:
+                        steps = min(steps, self.feed.length)
                     started = time.perf_counter()
-                    largest = self._chunk(steps, capacity)
-                    if chunk_size is None:
+                    largest = self._chunk(steps, capacity, total)
+                    if chunk_size is None and self.feed is None:
                         per_step = (time.perf_counter() - started) / steps
                         length = max(1, min(int(CHUNK_SECONDS / per_step), 8 * length))
                     bad = int(self.counts[:, Status.NON_FINITE].sum())
@@ -166,10 +174,17 @@ class _Run:
                 return True
         return False
 
-    def _chunk(self, steps: int, capacity: int) -> float | None:
+    def close(self) -> None:
+        """Stop fetching batches ahead."""
+        if self.feed is not None:
+            self.feed.close()
+
+    def _chunk(self, steps: int, capacity: int, total: int) -> float | None:
         before = _rows_before(self.done, self.warmup, self.thinning)
         scalars = (jnp.int32(v) for v in (self.done, steps, self.warmup, self.thinning))
-        states, rows, counts = _run_chunk(self.problem, self.algorithm.step, capacity, self.key, self.states, *scalars)
+        batches = None if self.feed is None else self.feed.take(self.done, steps, total)
+        arguments = (self.key, self.states, *scalars, batches)
+        states, rows, counts = _run_chunk(self.problem, self.algorithm.step, capacity, *arguments)
         jax.block_until_ready(states)
         self.states, self.done = states, self.done + steps
         kept = _rows_before(self.done, self.warmup, self.thinning) - before
@@ -181,9 +196,8 @@ class _Run:
         return None if value is None or value.size == 0 else float(np.abs(value).max())
 
     def _capacity(self) -> int:
-        row = jax.eval_shape(
-            partial(_step_and_observe, self.problem, self.algorithm.step, self.key), self.states, jnp.int32(0)
-        )
+        seen = self.problem if self.feed is None else with_batch(self.problem, self.problem.source.data)
+        row = jax.eval_shape(partial(_step_and_observe, seen, self.algorithm.step, self.key), self.states, jnp.int32(0))
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
         return int(np.clip(CHUNK_BYTES // max(size, 1), 1, CHUNK_ROWS)) + 1  # one more for a row begun, not finished
 
@@ -220,7 +234,7 @@ class _Run:
         return Trace(draws["position"], draws["stats"], counts, provenance, state, self.problem)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(1, 2))
 def _run_chunk(
     problem: Problem,
     step: Callable,
@@ -231,11 +245,12 @@ def _run_chunk(
     steps: Array,
     warmup: Array,
     thinning: Array,
+    batches: Any,
 ) -> tuple[Any, Any, Array]:
     """Steps `begin` to `begin + steps` of all chains: their states, the rows kept, and statuses counted per chain.
 
-    All counts are arguments of the compiled function, so one compilation serves a run, and any later run of the same
-    problem and algorithm.
+    All counts and the data of the problem are arguments of the compiled function, so one compilation serves a run, and any
+    later run of the same problem and algorithm. `batches` are those of the steps, where a batch_fn brings them.
     """
     first = _rows_before(begin, warmup, thinning)
 
@@ -243,13 +258,15 @@ def _run_chunk(
         states, rows, counts = carry
         t = begin + i
         kept = (t >= warmup) & ((t + 1 - warmup) % thinning == 0)
-        states, row, status = _step_and_observe(problem, step, key, states, t, kept)
+        current = problem if batches is None else with_batch(problem, jax.tree.map(lambda leaf: leaf[i], batches))
+        states, row, status = _step_and_observe(current, step, key, states, t, kept)
         # Every step writes its row; the last step of a row wins, so nothing is branched on or stored twice.
         at = _rows_before(t, warmup, thinning) - first
         rows = jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
         return states, rows, counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32)
 
-    _, row, _ = jax.eval_shape(partial(_step_and_observe, problem, step, key), states, begin)
+    seen = problem if batches is None else with_batch(problem, problem.source.data)
+    _, row, _ = jax.eval_shape(partial(_step_and_observe, seen, step, key), states, begin)
     rows = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), row)
     counts = jnp.zeros((jax.tree.leaves(states)[0].shape[0], len(Status)), jnp.int32)
     return lax.fori_loop(0, steps, body, (states, rows, counts))
@@ -265,10 +282,15 @@ def _step_and_observe(
     """
     chains = jnp.arange(jax.tree.leaves(states)[0].shape[0])
     keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.fold_in(key, c), t))(chains)
-    states, info = jax.vmap(step)(keys, states)
+    states, info = jax.vmap(step_for(step, problem))(keys, states)
     constraint = {}
     if problem.constrained:
-        values = jax.vmap(jax.vmap(problem.constraint_value) if is_ensemble(step) else problem.constraint_value)
+
+        def value(key: Array, position: Position) -> dict[str, Array]:
+            view = problem.view(key)  # the batch that the step saw
+            return (jax.vmap(view.constraint_value) if is_ensemble(step) else view.constraint_value)(position)
+
+        values = lambda position: jax.vmap(value)(keys, position)
         zeros = lambda p: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, p))
         constraint = lax.cond(kept, values, zeros, states.position)
     fields = info._asdict() if hasattr(info, "_asdict") else {}
@@ -314,7 +336,7 @@ def _begin(
     if tolerance is not None:
         raise ValueError("tolerance is for settings that are tuned here: pass algorithm='o_langevin', or none.")
     _, settings = describe(algorithm)
-    constrained = exact or "alpha" in settings
+    constrained = exact or "correction" in settings  # every draw is to obey, not a mean over particles
     positions = bring_inside(problem, positions, ensemble=ensemble) if constrained else positions
     check_start(problem, positions, settings, constrained=constrained, ensemble=ensemble)
     return algorithm, jax.vmap(algorithm.init)(land_starts(problem, positions) if exact else positions)

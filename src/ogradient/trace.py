@@ -135,13 +135,15 @@ class Trace:
         kinds = (kind for kind in ("equality", "inequality") if kind in self.sample_stats)
         return {kind: float(_violation(kind, self.sample_stats[kind]).max()) for kind in kinds}
 
-    def apply(self, fn: Callable[[Position], Any], *, batch_size: int = 1024) -> Any:
+    def apply(self, fn: Callable[..., Any], *arguments: Any, batch_size: int = 1024) -> Any:
         """A function of one position over all draws: arrays with axes (chain, draw[, particle], ...).
 
-        Compiled, and mapped in batches so that predictions on many draws fit in memory.
+        Compiled, and mapped in batches of `batch_size` draws so that predictions on many draws fit in memory. Further
+        `arguments`, such as the rows to predict, are the same for all draws: fn(position, *arguments).
         """
         shape = jax.tree.leaves(self.position)[0].shape[: self._sample_axes]
-        values = jax.jit(lambda draws: jax.lax.map(fn, draws, batch_size=batch_size))(self.pooled)
+        over = lambda draws, rest: jax.lax.map(lambda draw: fn(draw, *rest), draws, batch_size=batch_size)
+        values = jax.jit(over)(self.pooled, arguments)
         return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[1:]), values)
 
     def to_datatree(self) -> xr.DataTree:

@@ -53,7 +53,7 @@ def tune_o_langevin(
     One compilation, about fifty trials of 50 steps.
     """
 
-    def trial(key: Array, position: Position, eta: Array) -> tuple[Position, tuple[Array, ...]]:
+    def trial(problem: Problem, key: Array, position: Position, eta: Array) -> tuple[Position, tuple[Array, ...]]:
         step = build_kernel(problem, lambda _: eta)
 
         def body(carry: tuple[Position, Array], key: Array) -> tuple[tuple[Position, Array], tuple[Array, ...]]:
@@ -75,9 +75,10 @@ def tune_o_langevin(
     num_chains = jax.tree.leaves(positions)[0].shape[0]
 
     @jax.jit
-    def window(key: Array, positions: Position, eta: Array) -> tuple[Position, Array, Array]:
+    def window(problem: Problem, key: Array, positions: Position, eta: Array) -> tuple[Position, Array, Array]:
         keys = jax.random.split(key, num_chains)
-        positions, (residual, change, length, value, reflected) = jax.vmap(trial, (0, 0, None))(keys, positions, eta)
+        chains = jax.vmap(partial(trial, problem), (0, 0, None))
+        positions, (residual, change, length, value, reflected) = chains(keys, positions, eta)
         bend = jnp.sqrt(jnp.maximum(jnp.sum(residual), 4 * jnp.sum(change)) / jnp.sum(length))
         bend = jnp.maximum(bend, LINEAR / REFLECTED * jnp.mean(reflected, dtype=bend.dtype))
         return positions, bend, jnp.max(jnp.mean(value, axis=(0, 1)), initial=0.0)
@@ -86,7 +87,7 @@ def tune_o_langevin(
     limit = float("inf") if tolerance is None else tolerance
 
     def attempt(number: int, positions: Position, eta: float) -> tuple[Position, bool, float]:
-        positions, bend, off = window(jax.random.fold_in(key, number), positions, jnp.asarray(eta, dtype))
+        positions, bend, off = window(problem, jax.random.fold_in(key, number), positions, jnp.asarray(eta, dtype))
         return positions, bool(bend <= LINEAR) and float(off) <= limit, float(off)  # NaN compares false
 
     current = land(problem, positions).position
@@ -157,8 +158,9 @@ def tune_chmc(
     x, _, _, _ = problem.flatten(first)
     flat = jax.vmap(lambda position: problem.flatten(position)[0])
 
-    @partial(jax.jit, static_argnums=5)
+    @partial(jax.jit, static_argnums=6)
     def window(
+        problem: Problem,
         key: Array,
         positions: Position,
         step_size: Array,
@@ -195,7 +197,7 @@ def tune_chmc(
 
     def run(number: int, positions: Position, epsilon: Any, steps: int, mass: Array, *, adapt: bool) -> tuple[Any, ...]:
         scalars = (jnp.asarray(epsilon, x.dtype), jnp.int32(steps), mass)
-        return window(jax.random.fold_in(key, number), positions, *scalars, WINDOW, jnp.asarray(adapt))
+        return window(problem, jax.random.fold_in(key, number), positions, *scalars, WINDOW, jnp.asarray(adapt))
 
     unit = jnp.ones_like(x)
     scale = float(jnp.sqrt(jnp.mean(flat(positions) ** 2))) or 1.0

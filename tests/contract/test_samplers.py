@@ -10,7 +10,8 @@ from ogradient.land import land_one
 from ogradient.samplers.base import is_ensemble, is_exact
 
 STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01, "o_svgd": 0.05, "svgd": 0.05, "chmc": 0.1, "clangevin": 0.1}
-ENSEMBLES = {"o_svgd", "svgd"}
+STEP_SIZE["control_langevin"] = 0.01
+ENSEMBLES = {"o_svgd", "svgd", "control_langevin"}
 EXACT = {"chmc", "clangevin"}
 CURVE = og.problems.cubic().problem
 TREE = og.Problem(

@@ -14,6 +14,8 @@ PACKAGE = Path(ogradient.__file__).parent
 ORDER = [
     {"_version", "status"},
     {"problem"},
+    {"posterior"},
+    {"feed"},
     {"geometry", "stein"},
     {"land", "boundary"},
     {"samplers", "diagnostics"},
@@ -21,7 +23,7 @@ ORDER = [
     {"checks"},
     {"choose"},
     {"runner", "diagnose"},
-    {"plots", "problems"},
+    {"plots", "problems", "datasets", "evaluation"},
     {"experiments"},
     {"cli"},
 ]

@@ -74,7 +74,7 @@ def orthogonal_ksd(
         raise ValueError(f"orthogonal_ksd needs at least two draws; got {n}.")
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel
-    x, drift, frames = _geometry(problem, draws, min(block_size, n), jax.random.key(seed + 1))
+    x, drift, frames = _geometry(problem, draws, min(problem.draws_together or block_size, n), jax.random.key(seed + 1))
     if not bool(jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(drift))):
         raise ValueError("some draws, or the score or curvature at them, are not finite; remove those draws first.")
     h = jax.jit(median_bandwidth)(x) if kernel.bandwidth is None else jnp.asarray(kernel.bandwidth, x.dtype)
@@ -101,7 +101,7 @@ def orthogonal_ksd(
     )
 
 
-@partial(jax.jit, static_argnums=(0, 2))
+@partial(jax.jit, static_argnums=2)
 def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) -> tuple[Array, Array, Frame]:
     """Flat positions, a, and the frames of all draws.
 
@@ -118,7 +118,7 @@ def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) ->
     return over_particles(one, (jax.tree.map(jnp.asarray, draws), keys), block_size)
 
 
-@partial(jax.jit, static_argnums=(0, 4))
+@partial(jax.jit, static_argnums=4)
 def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_size: int) -> tuple[Array, Array]:
     unravel = problem.flatten(jax.tree.map(lambda leaf: leaf[0], draws))[3]
     x = jax.vmap(lambda position: problem.flatten(position)[0])(draws)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ogradient.problem import Position, Problem
+from ogradient.stein import over_particles
 
 QUANTILES = (0.5, 0.9, 0.99)
 
@@ -31,7 +33,8 @@ def constraint_violation(problem: Problem, draws: Position) -> dict[str, Any]:
     if not problem.constrained:
         raise ValueError("the problem has no constraint to violate.")
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
-    values = jax.jit(jax.vmap(problem.constraint_value))(draws)
+    over = lambda problem, draws: over_particles(problem.constraint_value, draws, problem.draws_together)
+    values = jax.jit(over)(problem, jax.tree.map(jnp.asarray, draws))
     report = {}
     for kind, value in values.items():
         value = np.asarray(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -52,22 +53,31 @@ def make_algorithm(
     name: str,
     problem: Problem,
     init: Callable,
-    step: Callable,
+    build_kernel: Callable[..., Callable],
     *,
     ensemble: bool = False,
     exact: bool = False,
     **settings: Any,
 ) -> SamplingAlgorithm:
     """Bundle a sampler; what it is and what it was built for stand on the step function, for checks and provenance."""
+    build = partial(build_kernel, **settings)
+    step = build(problem)
 
     def named_init(position: Any, rng_key: Array | None = None) -> Any:
         del rng_key  # part of the contract; no sampler here starts at random
         return init(position)
 
     step.__name__ = name
-    for attribute, value in (("problem", problem), ("settings", settings), ("ensemble", ensemble), ("exact", exact)):
+    about = {"problem": problem, "settings": settings, "ensemble": ensemble, "exact": exact, "build": build}
+    for attribute, value in about.items():
         setattr(step, attribute, value)
     return SamplingAlgorithm(named_init, step)
+
+
+def step_for(step: Callable, problem: Problem) -> Callable:
+    """The same step for the same problem with other arrays as its data; a foreign step as it is."""
+    build = getattr(step, "build", None)
+    return step if build is None or problem.source is None else build(problem)
 
 
 def describe(algorithm: Any) -> tuple[str, dict[str, Any]]:
@@ -106,6 +116,22 @@ def as_schedule(step_size: float | Schedule) -> Schedule:
         return step_size
     check_positive("step_size", step_size)
     return lambda iteration: step_size
+
+
+def power_decay(initial: float, exponent: float = 0.55) -> Schedule:
+    """The schedule η_t = η₀ (1 + t)^−exponent; 0.55 is that of the paper's code.
+
+    Σ η_t = ∞ and Σ η_t² < ∞ for exponents in (½, 1], under which the bias of minibatches and of the step size goes to 0.
+
+    >>> import ogradient as og
+    >>> schedule = og.power_decay(1e-5)
+    >>> float(schedule(0)), round(float(schedule(99) / schedule(0)), 4)      # 100^−0.55
+    (1e-05, 0.0794)
+    """
+    check_positive("initial", initial)
+    if not 0 <= exponent <= 1:
+        raise ValueError(f"exponent must lie in [0, 1], or the chain stops short of its law; got {exponent!r}.")
+    return lambda iteration: initial * (1.0 + iteration) ** -exponent
 
 
 def check_positive(name: str, value: Any) -> None:

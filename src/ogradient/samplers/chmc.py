@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
@@ -261,10 +262,15 @@ def check_exact_sampler(
     """Refuse, with the remedy, what the exact samplers cannot use."""
     if not problem.constrained:
         raise ValueError(f"{name} needs a constraint and the problem has none: pass equality=... to og.Problem.")
+    if problem.stochastic:
+        raise ValueError(
+            f"{name} is exact only with all the data in every step: use og.posterior(..., batch_size=None) without "
+            "augment, or og.o_langevin, which takes minibatches."
+        )
     if not isinstance(num_steps, jax.Array) and (not isinstance(num_steps, int) or num_steps < 1):
         raise ValueError(f"num_integration_steps must be a whole number of at least 1; got {num_steps!r}.")
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inverse_mass))
-    if not traced and not all(bool(jnp.all(jnp.asarray(leaf) > 0)) for leaf in jax.tree.leaves(inverse_mass)):
+    if not traced and not all(bool(np.all(np.asarray(leaf) > 0)) for leaf in jax.tree.leaves(inverse_mass)):
         raise ValueError("inverse_mass must be positive.")
     if not 0 < refreshment <= 1:
         raise ValueError(f"refreshment must lie in (0, 1]; got {refreshment!r}.")
@@ -313,5 +319,4 @@ def chmc(
         "jitter": jitter,
         "projection": projection,
     }
-    kernel = build_kernel(problem, step_size, **settings)
-    return make_algorithm("chmc", problem, init, kernel, exact=True, step_size=step_size, **settings)
+    return make_algorithm("chmc", problem, init, build_kernel, exact=True, step_size=step_size, **settings)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ogradient.problem import Problem
@@ -36,5 +37,5 @@ def clangevin(
     True
     """
     settings: dict[str, Any] = {"inverse_mass": inverse_mass, "refreshment": refreshment, "projection": projection}
-    kernel = build_kernel(problem, step_size, 1, name="clangevin", **settings)
-    return make_algorithm("clangevin", problem, init, kernel, exact=True, step_size=step_size, **settings)
+    build = partial(build_kernel, name="clangevin")
+    return make_algorithm("clangevin", problem, init, build, exact=True, step_size=step_size, **settings)

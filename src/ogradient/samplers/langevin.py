@@ -3,6 +3,7 @@
 x ← x + η ∇log π(x) + √(2ηT) ξ,  ξ ~ N(0, I)          (paper, section 3)
 
 One gradient of log π per step. Unadjusted: the law is off by O(η). The constraint is only reported, never enforced.
+On minibatches (`og.posterior(batch_size=...)`) this is stochastic gradient Langevin dynamics, SGLD.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ def build_kernel(problem: Problem, step_size: float | Schedule, *, temperature: 
     check_positive("temperature", temperature)
 
     def step(rng_key: Array, state: ChainState) -> tuple[ChainState, ChainInfo]:
-        x, logdensity, _, unravel = problem.flatten(state.position)
+        view = problem.view(rng_key)
+        x, logdensity, _, unravel = view.flatten(state.position)
         eta = jnp.asarray(schedule(state.iteration), x.dtype)
         noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(rng_key, x.shape, x.dtype)
         value, score = jax.value_and_grad(logdensity)(x)
         x, status = keep_finite(x + eta * score + noise, x, value)
         position = unravel(x)
-        return ChainState(position, state.iteration + 1), ChainInfo(problem.constraint_value(position), status)
+        return ChainState(position, state.iteration + 1), ChainInfo(view.constraint_value(position), status)
 
     return step
 
@@ -59,5 +61,4 @@ def langevin(problem: Problem, step_size: float | Schedule, *, temperature: floa
     >>> state.position.shape, int(info.status)
     ((2,), 0)
     """
-    kernel = build_kernel(problem, step_size, temperature=temperature)
-    return make_algorithm("langevin", problem, init, kernel, step_size=step_size, temperature=temperature)
+    return make_algorithm("langevin", problem, init, build_kernel, step_size=step_size, temperature=temperature)

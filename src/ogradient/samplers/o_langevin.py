@@ -71,7 +71,8 @@ def build_kernel(
     check_positive("temperature", temperature)
 
     def step(rng_key: Array, state: ChainState) -> tuple[ChainState, OLangevinInfo]:
-        x, logdensity, constraint, unravel = problem.flatten(state.position)
+        view = problem.view(rng_key)
+        x, logdensity, constraint, unravel = view.flatten(state.position)
         eta = jnp.asarray(schedule(state.iteration), x.dtype)
         method = resolve_correction(correction, x.size)
         noise_key, probe_key = jax.random.split(rng_key) if method == "hutchinson" else (rng_key, None)
@@ -87,14 +88,14 @@ def build_kernel(
         proposal = x + steer(frame, vector, rate)
         reflected = None
         if problem.inequality is not None:
-            inequality = lambda x: problem.inequality_fn(unravel(x))
+            inequality = lambda x: view.inequality_fn(unravel(x))
             landing = lambda h: pull(h, eta, alpha, beta)
             proposal, reflected = stay_inside(inequality, frame, x, proposal, max_active=max_active, pull=landing)
         x, status = keep_finite(proposal, x, value)
 
         status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
         position = unravel(x)
-        info = OLangevinInfo(problem.constraint_value(position), status, reflected)
+        info = OLangevinInfo(view.constraint_value(position), status, reflected)
         return ChainState(position, state.iteration + 1), info
 
     return step
@@ -118,19 +119,25 @@ def check_o_sampler(
     max_active: int,
 ) -> None:
     """Refuse, with the remedy, what no O-sampler can use."""
+    check_pull(name, problem, alpha=alpha, beta=beta, num_probes=num_probes)
+    if max_active < 1:
+        raise ValueError(f"max_active must be at least 1; got {max_active!r}.")
+    resolve_correction(correction, 1)
+
+
+def check_pull(name: str, problem: Problem, *, alpha: float | None, beta: float, num_probes: int) -> None:
+    """Refuse, with the remedy, what no sampler that pulls to a constraint can use."""
     if not problem.constrained:
         raise ValueError(
             f"{name} needs a constraint and the problem has none: pass equality=... to og.Problem, "
-            f"or use og.{name.removeprefix('o_')}, the unconstrained sampler."
+            f"or use og.{name.removeprefix('o_').removeprefix('control_')}, the unconstrained sampler."
         )
     if alpha is not None:
         check_positive("alpha", alpha)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must lie in [0, 1]; got {beta!r}.")
-    for argument, value in (("num_probes", num_probes), ("max_active", max_active)):
-        if value < 1:
-            raise ValueError(f"{argument} must be at least 1; got {value!r}.")
-    resolve_correction(correction, 1)
+    if num_probes < 1:
+        raise ValueError(f"num_probes must be at least 1; got {num_probes!r}.")
 
 
 def o_langevin(
@@ -175,5 +182,4 @@ def o_langevin(
         "temperature": temperature,
         "max_active": max_active,
     }
-    kernel = build_kernel(problem, step_size, **settings)
-    return make_algorithm("o_langevin", problem, init, kernel, step_size=step_size, **settings)
+    return make_algorithm("o_langevin", problem, init, build_kernel, step_size=step_size, **settings)

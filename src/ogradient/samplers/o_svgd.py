@@ -75,13 +75,14 @@ def build_kernel(
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel
 
     def step(rng_key: Array, state: ParticleState) -> tuple[ParticleState, ParticleInfo]:
-        x, unravel = flatten_particles(problem, state.position)
+        view = problem.view(rng_key)  # one batch for all particles, where there are batches
+        x, unravel = flatten_particles(view, state.position)
         eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
         h, collapsed = next_bandwidth(kernel, x, state)
         frames, drive, values = particle_geometry(
-            problem, state, x, correction=correction, num_probes=num_probes, key=rng_key, block_size=block_size
+            view, state, x, correction=correction, num_probes=num_probes, key=rng_key, block_size=block_size
         )
-        inequality, share = particle_inequality(problem, state), None
+        inequality, share = particle_inequality(view, state), None
         if inequality is not None:
             share, gradient = boundary_weight(inequality, frames, x, h, block_size)
             drive = share[:, None] * drive + gradient
@@ -99,7 +100,7 @@ def build_kernel(
 
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
         status = jnp.where(jnp.any(frames.deficient), jnp.int32(Status.RANK_DEFICIENT), status)
-        return settle(problem, proposal, values, state, unravel, h, optimizer_state, status)
+        return settle(view, proposal, values, state, unravel, h, optimizer_state, status)
 
     return step
 
@@ -187,7 +188,5 @@ def o_svgd(
         "block_size": block_size,
         "max_active": max_active,
     }
-    kernel = build_kernel(problem, step_size, **settings)
-    return make_algorithm(
-        "o_svgd", problem, build_init(problem, optimizer), kernel, ensemble=True, step_size=step_size, **settings
-    )
+    start = build_init(problem, optimizer)
+    return make_algorithm("o_svgd", problem, start, build_kernel, ensemble=True, step_size=step_size, **settings)

@@ -2,7 +2,7 @@
 
 x_i ← x_i + η v(x_i),   v(x_i) = (1/n) Σ_j [k(x_i, x_j) s_j + ∇_{x_j} k(x_i, x_j)],   s = ∇log π     (paper, section 3)
 
-One gradient of log π per particle, and three n×n×d matrix products. Deterministic: the key is ignored.
+One gradient of log π per particle, and three n×n×d matrix products. Deterministic: the key only draws minibatches.
 """
 
 from __future__ import annotations
@@ -173,16 +173,16 @@ def build_kernel(
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel
 
     def step(rng_key: Array, state: ParticleState) -> tuple[ParticleState, ParticleInfo]:
-        del rng_key
-        x, unravel = flatten_particles(problem, state.position)
+        view = problem.view(rng_key)  # one batch for all particles, where there are batches
+        x, unravel = flatten_particles(view, state.position)
         eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
         h, collapsed = next_bandwidth(kernel, x, state)
-        logdensity = problem.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[1]
+        logdensity = view.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[1]
         values, scores = over_particles(jax.value_and_grad(logdensity), x, block_size)
         velocity = mean_field(kernel, h, x, scores, None, block_size)
         update, optimizer_state = tangent_update(velocity, x, eta, optimizer, state)
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
-        return settle(problem, x + update, values, state, unravel, h, optimizer_state, status)
+        return settle(view, x + update, values, state, unravel, h, optimizer_state, status)
 
     return step
 
@@ -222,7 +222,5 @@ def svgd(
     ((20, 2), 0)
     """
     settings: dict[str, Any] = {"optimizer": optimizer, "rkhs_kernel": rkhs_kernel or rbf(), "block_size": block_size}
-    kernel = build_kernel(problem, step_size, **settings)
-    return make_algorithm(
-        "svgd", problem, build_init(problem, optimizer), kernel, ensemble=True, step_size=step_size, **settings
-    )
+    start = build_init(problem, optimizer)
+    return make_algorithm("svgd", problem, start, build_kernel, ensemble=True, step_size=step_size, **settings)

@@ -1,0 +1,250 @@
+"""What the experiments on real tables share: models, following samplers along training, and curves with standard errors.
+
+Every run of one sampler with one seed is kept in `<folder>/runs/`, so that a killed experiment goes on where it stopped, and
+one that was computed elsewhere only has its figure drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ogradient.datasets import Split
+from ogradient.evaluation import evaluate
+from ogradient.experiments.folder import write_atomically
+from ogradient.problem import Position, Problem
+from ogradient.runner import sample
+from ogradient.samplers import SamplingAlgorithm
+from ogradient.samplers.base import describe, is_ensemble, plain_settings
+from ogradient.trace import Trace
+
+TOGETHER = 8  # draws whose predictions are computed together
+
+
+class Classifier(NamedTuple):
+    """A model of a binary label: where its parameters start, and the logit of each row."""
+
+    start: Callable[[Array], Position]
+    logit: Callable[[Position, Array], Array]
+
+
+def mlp(inputs: int, hidden: int = 50) -> Classifier:
+    """Two layers with ReLU units in between: the paper's model of incomes."""
+
+    def start(key: Array) -> Position:
+        first, second = jax.random.split(key)
+        return {
+            "w1": jax.random.normal(first, (inputs, hidden)) / inputs**0.5,
+            "b1": jnp.zeros(hidden),
+            "w2": jax.random.normal(second, (hidden,)) / hidden**0.5,
+            "b2": jnp.zeros(()),
+        }
+
+    logit = lambda p, rows: jax.nn.relu(rows @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
+    return Classifier(start, logit)
+
+
+def logistic(inputs: int) -> Classifier:
+    """Logistic regression: the paper's model of loans."""
+    start = lambda key: {"w": 0.1 * jax.random.normal(key, (inputs,)), "b": jnp.zeros(())}
+    return Classifier(start, lambda p, rows: rows @ p["w"] + p["b"])
+
+
+def normal_prior(position: Position) -> Array:
+    """Log density of N(0, 1) for every parameter, up to a constant."""
+    return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(position))  # type: ignore[return-value]
+
+
+def bernoulli(logit: Array, label: Array, weight: Array | float = 1.0) -> Array:
+    """Log likelihood of labels, summed over rows: Σ w [y z − log(1 + e^z)]."""
+    return jnp.sum(weight * (label * logit - jax.nn.softplus(logit)))
+
+
+class Entry(NamedTuple):
+    """One line of a figure: what is sampled, and how."""
+
+    label: str
+    problem: Problem
+    algorithm: SamplingAlgorithm
+
+
+@dataclass(frozen=True)
+class Run:
+    """One entry with one seed. Arrays of `train` and `test` have axes (particle, checkpoint), `constraint` one more."""
+
+    label: str
+    seed: int
+    iterations: np.ndarray
+    train: dict[str, np.ndarray]
+    test: dict[str, np.ndarray]
+    average: dict[str, float]  # metrics of the model average on the test rows, at the end
+    constraint: np.ndarray
+    about: dict[str, Any]
+
+
+def follow(
+    entries: Sequence[Entry],
+    model: Classifier,
+    train: Split,
+    test: Split,
+    folder: Path,
+    *,
+    particles: int,
+    steps: int,
+    checkpoints: int,
+    seeds: int,
+    data: Mapping[str, Any],
+    progress: bool,
+) -> dict[str, list[Run]]:
+    """All entries with all seeds, from the folder where they are there already with the same settings."""
+    runs: dict[str, list[Run]] = {}
+    for entry in entries:
+        for seed in range(seeds):
+            sampler, _ = describe(entry.algorithm)
+            about = {
+                "label": entry.label,
+                "sampler": sampler,
+                "settings": plain_settings(entry.algorithm),
+                "seed": seed,
+                "particles": particles,
+                "steps": steps,
+                "checkpoints": checkpoints,
+                "data": dict(data),
+            }
+            name = entry.label.replace(" ", "_").replace("/", "_")
+            path = folder / "runs" / f"{name}-{seed}.json"
+            record = _read(path, about)
+            if record is None:
+                if progress:
+                    print(f"{entry.label}, seed {seed}: {steps:,} steps", flush=True)
+                record = _record(entry, model, train, test, about)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps(record))
+            runs.setdefault(entry.label, []).append(_as_run(record))
+    return runs
+
+
+def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    wanted = json.loads(json.dumps(about))
+    return record if {key: record["about"].get(key) for key in wanted} == wanted else None
+
+
+def _record(entry: Entry, model: Classifier, train: Split, test: Split, about: dict[str, Any]) -> dict[str, Any]:
+    ensemble = is_ensemble(entry.algorithm.step)
+    keys = jax.random.split(jax.random.key(1000 + about["seed"]), about["particles"])
+    starts = jax.vmap(model.start)(keys)
+    begun = time.perf_counter()
+    trace = sample(
+        about["seed"],
+        entry.problem,
+        jax.tree.map(lambda leaf: leaf[None], starts) if ensemble else starts,
+        algorithm=entry.algorithm,
+        num_warmup=0,
+        num_samples=about["checkpoints"],
+        thinning=max(about["steps"] // about["checkpoints"], 1),
+        progress=False,
+    )
+    seconds = time.perf_counter() - begun
+    trace = with_start(trace, starts, entry.problem)
+    predict = lambda position, rows: jax.nn.sigmoid(model.logit(position, rows))
+    found = {}
+    for name, split in (("train", train), ("test", test)):
+        probability = by_particle(trace, trace.apply(predict, jnp.asarray(split.features), batch_size=TOGETHER))
+        about_split = {"sensitive": split.sensitive, "rule": split.rule}
+        found[name] = evaluate(probability, split.label, **about_split).per_sample
+        if name == "test":
+            average = evaluate(probability[:, -1], split.label, **about_split).model_average
+    thinning = trace.provenance["thinning"]
+    return {
+        "about": about | {"seconds": round(seconds, 2), "device": trace.provenance["device"]},
+        "iterations": [thinning * i for i in range(about["checkpoints"] + 1)],
+        **{name: {k: _digits(v) for k, v in metrics.items()} for name, metrics in found.items()},
+        "average": average,
+        "constraint": _digits(by_particle(trace, trace.sample_stats["equality"])),
+    }
+
+
+def with_start(trace: Trace, starts: Position, problem: Problem) -> Trace:
+    """The trace with the starts (particles first) as its first draw, so that curves begin at iteration 0."""
+    put = lambda draws, first: np.concatenate(
+        [(first[None, None] if trace.ensemble else first[:, None]), draws], axis=1
+    )
+    values = jax.jit(lambda problem, starts: jax.vmap(problem.constraint_value)(starts))(problem, starts)
+    stats = {kind: put(trace.sample_stats[kind], np.asarray(value)) for kind, value in values.items()}
+    position = jax.tree.map(lambda draws, first: put(draws, np.asarray(first)), trace.position, starts)
+    return Trace(position, stats, trace.status_counts, trace.provenance, trace.state, trace.problem)
+
+
+def by_particle(trace: Trace, values: np.ndarray) -> np.ndarray:
+    """Values of all draws with axes (particle or chain, draw, ...)."""
+    return np.moveaxis(values[0], 1, 0) if trace.ensemble else values
+
+
+def _digits(values: np.ndarray) -> Any:
+    return [_digits(v) for v in values] if np.ndim(values) else float(f"{float(values):.6g}")
+
+
+def _as_run(record: dict[str, Any]) -> Run:
+    arrays = lambda metrics: {name: np.asarray(values) for name, values in metrics.items()}
+    about = record["about"]
+    return Run(
+        about["label"],
+        about["seed"],
+        np.asarray(record["iterations"]),
+        arrays(record["train"]),
+        arrays(record["test"]),
+        record["average"],
+        np.asarray(record["constraint"]),
+        about,
+    )
+
+
+Summary = tuple[float, float]  # mean and standard error over seeds
+
+
+def curve(runs: Sequence[Run], value: Callable[[Run], np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Iterations, mean and standard error over seeds of a number per checkpoint."""
+    values = np.stack([value(run) for run in runs])
+    error = values.std(axis=0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.zeros(values.shape[1])
+    return runs[0].iterations, values.mean(axis=0), error
+
+
+def at_end(runs: Sequence[Run], value: Callable[[Run], np.ndarray]) -> Summary:
+    """Mean and standard error over seeds of that number at the last checkpoint."""
+    _, mean, error = curve(runs, value)
+    return float(mean[-1]), float(error[-1])
+
+
+def over_particles_mean(split: str, name: str) -> Callable[[Run], np.ndarray]:
+    """The mean of a metric over particles, per checkpoint."""
+    return lambda run: getattr(run, split)[name].mean(axis=0)
+
+
+def plus_minus(summary: Summary, digits: int = 4) -> str:
+    """A number and its standard error, as text."""
+    return f"{summary[0]:.{digits}f} ± {summary[1]:.{digits}f}"
+
+
+def as_metrics(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, Callable[[Run], np.ndarray]]) -> dict[str, Any]:
+    """The numbers behind a figure: every curve of every entry, with standard errors over seeds."""
+    table: dict[str, Any] = {}
+    for label, mine in runs.items():
+        table[label] = {"about": [run.about for run in mine]}
+        for name, value in curves.items():
+            x, mean, error = curve(mine, value)
+            numbers = {"iterations": x, "mean": mean, "standard_error": error}
+            table[label][name] = {key: np.asarray(v, float).tolist() for key, v in numbers.items()}
+    return table

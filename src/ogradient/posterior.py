@@ -1,0 +1,285 @@
+"""`og.posterior`: a prior, a likelihood and constraints over data, whole or in minibatches, as a `Problem`.
+
+log π(x) = log prior(x) + (N/B) log likelihood(x, batch),   g(x) = equality(x, batch)
+
+The batch of a step is drawn inside the compiled loop from the step's key, so that runs repeat to the bit. Sums over rows stay
+unbiased under N/B. A constraint does not: ĝ of a batch enters as J⁺ψ(ĝ) and D, which are not linear in it. What is then
+obeyed is near {E ĝ = 0}, off by the size of the batch's noise in g; a larger constraint batch, or all rows, removes that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ogradient.problem import Functions, Measure, Position, Problem, as_functions, checked
+
+Batch = Any  # any pytree of arrays, with the rows as the first axis of every leaf
+BATCH = 0x62617463  # folded into a step's key for its batch, so that noise and probes have other random numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What the user gave, apart from the data: static in compiled functions."""
+
+    logprior_fn: Callable[[Position], Any]
+    loglikelihood_fn: Callable[[Position, Batch], Any] | None
+    equalities: tuple[Callable[[Position, Batch], Any], ...]
+    inequalities: tuple[Callable[[Position, Batch], Any], ...]
+    joint_fn: Callable[[Position, Batch], Any] | None
+    augment: Callable[[Array, Batch], Batch] | None
+    measure: Measure
+    num_rows: int
+    batch_size: int | None  # None: all rows
+    constraint_batch_size: int | None  # None: the rows of the likelihood
+    batch_fn: Callable[[int], Batch] | None
+    fed: bool = False  # whether the data at hand are the batch of one step, from batch_fn
+    joint_kinds: tuple[str, ...] = ()  # what joint_fn returns after the log likelihood
+
+    @cached_property
+    def stochastic(self) -> bool:
+        """Whether steps see different data."""
+        partial = self.batch_size is not None or self.batch_fn is not None
+        return partial or self.constraint_batch_size is not None or self.augment is not None
+
+    def problem(self, data: Batch) -> Problem:
+        """The problem over all rows of `data`; what a step sees of it is its `view`."""
+        scale = self.num_rows / count_rows(data) if self.batch_fn is not None else 1.0
+        return self.bind(data, data, scale, Source(self, data))
+
+    def bind(self, batch: Batch, constraint_batch: Batch, scale: float, source: Source | None = None) -> Problem:
+        """The problem with its functions of data bound to batches."""
+        joint = self.joint_fn
+        if joint is not None:
+            # All parts call joint_fn on the same batch; the compiler computes what they share once.
+            likelihood = lambda x: joint(x, batch)[0]
+            part = lambda kind: lambda x: joint(x, batch)[1 + self.joint_kinds.index(kind)]
+            equality, inequality = (part(k) if k in self.joint_kinds else None for k in ("equality", "inequality"))
+        else:
+            assert self.loglikelihood_fn is not None
+            likelihood = lambda x: self.loglikelihood_fn(x, batch)  # type: ignore[misc]
+            equality, inequality = (  # type: ignore[assignment]
+                [lambda x, f=f: f(x, constraint_batch) for f in functions]
+                for functions in (self.equalities, self.inequalities)
+            )
+        logdensity = lambda x: self.logprior_fn(x) + scale * likelihood(x)
+        return Problem(logdensity, equality, inequality, self.measure, source)
+
+
+class Source(NamedTuple):
+    """A model and its data: all rows, or the rows of one step where a batch_fn brings them."""
+
+    model: Model
+    data: Batch
+
+    def view(self, key: Array | None) -> Problem:
+        """The problem with the batches that a step's key draws."""
+        model, data = self.model, self.data
+        if model.batch_fn is not None and not model.fed:
+            raise ValueError(
+                "with data=batch_fn the batch of a step is brought by og.sample. To drive a step yourself, build it for one "
+                "batch: og.langevin(og.with_batch(problem, batch_fn(t)), ...)."
+            )
+        if key is None:
+            raise ValueError("a step on minibatches needs a random key; got None.")
+        keys = jax.random.split(jax.random.fold_in(key, BATCH), 4)
+        rows = count_rows(data)
+        batch = self._draw(keys[0], keys[1], model.batch_size)
+        size = model.constraint_batch_size
+        constraint_batch = batch if size is None else self._draw(keys[2], keys[3], None if size == rows else size)
+        return model.bind(batch, constraint_batch, model.num_rows / count_rows(batch))
+
+    def _draw(self, rows_key: Array, augment_key: Array, size: int | None) -> Batch:
+        batch = self.data
+        if size is not None:
+            chosen = jax.random.randint(rows_key, (size,), 0, count_rows(batch))
+            batch = jax.tree.map(lambda leaf: leaf[chosen], batch)
+        return batch if self.model.augment is None else self.model.augment(augment_key, batch)
+
+    def check(self, position: Position) -> None:
+        """Shapes and dtypes of what the user's functions return on one position, each under its own name."""
+        model, data = self.model, self.data
+        rows = count_rows(data) if model.batch_size is None else model.batch_size
+        batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), data)
+        if model.augment is not None:
+            batch = jax.eval_shape(model.augment, jax.random.key(0), batch)
+        jax.eval_shape(lambda p: checked("logprior_fn", model.logprior_fn(p), scalar=True), position)
+        joint = model.joint_fn
+        if joint is None:
+            likelihood = model.loglikelihood_fn
+            assert likelihood is not None
+            jax.eval_shape(lambda p, b: checked("loglikelihood_fn", likelihood(p, b), scalar=True), position, batch)
+        else:
+            jax.eval_shape(lambda p, b: self._check_joint(joint(p, b)), position, batch)
+
+    def _check_joint(self, values: Any) -> Array:
+        kinds = self.model.joint_kinds
+        returned = tuple(values) if isinstance(values, tuple | list) else (values,)
+        if len(returned) <= len(kinds) or any(v is not None for v in returned[1 + len(kinds) :]):
+            raise ValueError(
+                f"joint_fn must return (loglikelihood, {', '.join(kinds)}), as joint_kinds says; got {len(returned)} values."
+            )
+        return checked("the first value of joint_fn", returned[0], scalar=True)
+
+
+def posterior(
+    logprior_fn: Callable[[Position], Any],
+    loglikelihood_fn: Callable[[Position, Batch], Any] | None = None,
+    data: Batch | Callable[[int], Batch] = None,
+    *,
+    equality: Functions | None = None,
+    inequality: Functions | None = None,
+    measure: Measure = "conditional",
+    batch_size: int | None = None,
+    constraint_batch_size: int | None = None,
+    joint_fn: Callable[[Position, Batch], Any] | None = None,
+    joint_kinds: Sequence[str] = ("equality",),
+    augment: Callable[[Array, Batch], Batch] | None = None,
+    num_rows: int | None = None,
+) -> Problem:
+    """A Bayesian model over data, with constraints: a `Problem` for every sampler here.
+
+    Args:
+        logprior_fn: log prior of one position.
+        loglikelihood_fn: log likelihood of one position and a batch, summed over the rows of the batch. The factor N/B that
+            makes a minibatch stand for all rows is applied here, not by you.
+        data: a pytree of arrays, rows first, such as `(X, y)`; or, for data larger than memory, a function
+            `batch_fn(step)` that returns the batch of an absolute step, always of the same shapes. `og.sample` calls it ahead of
+            time in a thread; all chains share the batch of a step.
+        equality: g(position, batch), wanted 0, or a list of such; averages over rows, usually.
+        inequality: h(position, batch), wanted ≤ 0, in the same form.
+        measure: as in `og.Problem`.
+        batch_size: rows drawn at each step, with replacement, anew for every chain; None: all.
+        constraint_batch_size: rows drawn for the constraints alone, more of them than for the likelihood, or N for all. A
+            constraint on a batch is obeyed only up to the batch's noise, and that noise biases the draws (it enters ψ(g)
+            and D, not linearly). None: the rows of the likelihood.
+        joint_fn: `(position, batch) -> (loglikelihood, equality)` from one forward pass, in place of the functions above.
+            Constraints then see the likelihood's batch.
+        joint_kinds: what joint_fn returns after the log likelihood: ("equality",), ("inequality",), or both in that order.
+        augment: `augment(key, batch)`, applied to every batch drawn.
+        num_rows: N, where `data` is a function and cannot tell.
+
+    With all the data in every step (`batch_size=None`) the problem is exact, and every sampler takes it. With minibatches use
+    og.o_langevin, og.o_svgd, og.langevin (then SGLD) or og.svgd. Constraint values in the trace are those of the step's batch;
+    `og.constraint_violation(problem, trace.pooled)` has all the data.
+
+    >>> import jax, jax.numpy as jnp, ogradient as og
+    >>> X = jax.random.normal(jax.random.key(0), (200, 3))
+    >>> y = (X[:, 0] > 0).astype(float)
+    >>> logit = lambda w, X: X @ w
+    >>> problem = og.posterior(
+    ...     logprior_fn=lambda w: -0.5 * jnp.sum(w**2),
+    ...     loglikelihood_fn=lambda w, batch: jnp.sum(jax.nn.log_sigmoid((2 * batch[1] - 1) * logit(w, batch[0]))),
+    ...     data=(X, y),
+    ...     equality=lambda w, batch: jnp.mean(batch[0][:, 1] * jax.nn.sigmoid(logit(w, batch[0]))),   # blind to column 1
+    ... )
+    >>> trace = og.sample(0, problem, jnp.zeros((4, 3)), num_samples=200, progress=False)
+    >>> bool(abs(trace.sample_stats["equality"]).max() < 1e-5)
+    True
+    """
+    batch_fn = data if callable(data) else None
+    if batch_fn is not None:
+        rows = _positive("num_rows", num_rows, "how many rows batch_fn draws from, so that a batch can stand for all")
+        for name, value in (("batch_size", batch_size), ("constraint_batch_size", constraint_batch_size)):
+            if value is not None:
+                raise ValueError(f"{name} is for data in memory; batch_fn decides the size of its batches itself.")
+        data = batch_fn(0)
+    arrays = as_arrays(data)
+    if batch_fn is None:
+        rows = count_rows(arrays)
+        if num_rows not in (None, rows):
+            raise ValueError(f"num_rows is {num_rows} but the data have {rows} rows; leave it out.")
+    for name, size in (("batch_size", batch_size), ("constraint_batch_size", constraint_batch_size)):
+        if size is not None and _positive(name, size, "rows per step") > rows:
+            raise ValueError(f"{name} must be at most the number of rows, {rows}; got {size}. None takes all rows.")
+    if not callable(logprior_fn):
+        raise ValueError(f"logprior_fn must be a function of a position; got {type(logprior_fn).__name__}.")
+    for name, function in (("loglikelihood_fn", loglikelihood_fn), ("joint_fn", joint_fn), ("augment", augment)):
+        if function is not None and not callable(function):
+            raise ValueError(f"{name} must be a function; got {type(function).__name__}.")
+    if (joint_fn is None) == (loglikelihood_fn is None):
+        raise ValueError("give loglikelihood_fn, or joint_fn in its place; not both, and not neither.")
+    if joint_fn is not None and (equality is not None or inequality is not None or constraint_batch_size is not None):
+        raise ValueError(
+            "joint_fn returns the log likelihood and the constraints of one batch: leave out equality, inequality and "
+            "constraint_batch_size, or use loglikelihood_fn."
+        )
+    if joint_fn is not None and tuple(joint_kinds) not in (("equality",), ("inequality",), ("equality", "inequality")):
+        raise ValueError(
+            f"joint_kinds must be ('equality',), ('inequality',) or both in that order; got {joint_kinds!r}."
+        )
+    model = Model(
+        logprior_fn=logprior_fn,
+        loglikelihood_fn=loglikelihood_fn,
+        equalities=as_functions("equality", equality),
+        inequalities=as_functions("inequality", inequality),
+        joint_fn=joint_fn,
+        augment=augment,
+        measure=measure,
+        num_rows=rows,
+        batch_size=None if batch_size == rows else batch_size,
+        constraint_batch_size=None
+        if constraint_batch_size == rows and batch_size in (None, rows)
+        else constraint_batch_size,
+        batch_fn=batch_fn,
+        joint_kinds=() if joint_fn is None else tuple(joint_kinds),
+    )
+    return model.problem(arrays)
+
+
+def with_batch(problem: Problem, batch: Batch) -> Problem:
+    """A problem over data with other arrays in their place, of the same structure: the batch of a step, or new data."""
+    if problem.source is None:
+        raise ValueError("with_batch is for problems of og.posterior; this one has no data.")
+    model = problem.source.model
+    if model.batch_fn is None:
+        return dataclasses.replace(model, num_rows=count_rows(batch)).problem(batch)
+    return dataclasses.replace(model, fed=True).problem(batch)
+
+
+def count_rows(batch: Batch) -> int:
+    """How many rows a batch has."""
+    return int(jax.tree.leaves(batch)[0].shape[0])
+
+
+def as_arrays(data: Batch) -> Batch:
+    """The user's data as arrays with one number of rows; refused if empty, ragged or not finite."""
+    if data is None:
+        raise ValueError(
+            "data is missing: give a pytree of arrays with the rows first, such as (X, y), or a batch_fn(step)."
+        )
+    try:
+        arrays = jax.tree.map(np.asarray, data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"data must be a pytree of arrays with the rows first; {error}") from None
+    leaves = jax.tree.leaves(arrays)
+    if not leaves or any(leaf.ndim == 0 for leaf in leaves):
+        raise ValueError("every leaf of data needs the rows as its first axis; got a scalar, or nothing at all.")
+    counts = sorted({leaf.shape[0] for leaf in leaves})
+    if len(counts) > 1 or counts == [0]:
+        raise ValueError(f"every leaf of data needs the same, positive number of rows (first axis); got {counts}.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+        if leaf.dtype == object or leaf.dtype.kind in "USMm":
+            raise ValueError(f"data{jax.tree_util.keystr(path)} has dtype {leaf.dtype}; encode it as numbers first.")
+        if leaf.dtype.kind in "fc":
+            bad = np.flatnonzero(~np.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1))
+            if bad.size:
+                raise ValueError(
+                    f"data{jax.tree_util.keystr(path)} has NaN or infinite values in {bad.size} of {leaf.shape[0]} rows (the "
+                    f"first is row {bad[0]}): drop or impute them first."
+                )
+    return jax.tree.map(jnp.asarray, arrays)
+
+
+def _positive(name: str, value: Any, meaning: str) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive whole number ({meaning}); got {value!r}.")
+    return int(value)
