@@ -97,6 +97,12 @@ class Source(NamedTuple):
         constraint_batch = batch if size is None else self._draw(keys[2], keys[3], None if size == rows else size)
         return model.bind(batch, constraint_batch, model.num_rows / count_rows(batch))
 
+    @property
+    def batch_bytes(self) -> int:
+        """How large the data are that a step sees."""
+        rows = self.model.batch_size or count_rows(self.data)
+        return sum(rows * leaf.size // leaf.shape[0] * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.data))
+
     def _draw(self, rows_key: Array, augment_key: Array, size: int | None) -> Batch:
         batch = self.data
         if size is not None:

@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 Position = Any  # any pytree of floating-point arrays
 Functions = Callable[[Position], Any] | Sequence[Callable[[Position], Any]]
 Measure = Literal["conditional", "hausdorff"]
+LARGE_BATCH = 2**18  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,16 @@ class Problem:
     def draws_together(self) -> int | None:
         """Of how many draws functions are computed together in diagnostics: data take memory for each; None is all."""
         return None if self.source is None else 16
+
+    @property
+    def chains_together(self) -> int | None:
+        """How many chains or particles a step moves together; None is all.
+
+        On a CPU one at a time where a batch is large: what a chain computes of it then stays in the cache, which is up to twice
+        as fast as all chains side by side.
+        """
+        large = self.source is not None and self.source.batch_bytes > LARGE_BATCH
+        return 1 if large and jax.default_backend() == "cpu" else None
 
     @property
     def constrained(self) -> bool:

@@ -27,6 +27,7 @@ from ogradient.problem import Position, Problem
 from ogradient.samplers import SAMPLERS
 from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, is_exact, plain_settings, step_for
 from ogradient.status import SamplingError, Status, warn
+from ogradient.stein import over_particles
 from ogradient.trace import Trace, in_order_of
 
 CHUNK_SECONDS = 0.5  # how long a chunk should take: the grain of progress and of Ctrl-C
@@ -282,15 +283,18 @@ def _step_and_observe(
     """
     chains = jnp.arange(jax.tree.leaves(states)[0].shape[0])
     keys = jax.vmap(lambda c: jax.random.fold_in(jax.random.fold_in(key, c), t))(chains)
-    states, info = jax.vmap(step_for(step, problem))(keys, states)
+    ensemble = is_ensemble(step)
+    together = None if ensemble else problem.chains_together
+    current = step_for(step, problem)
+    states, info = over_particles(lambda argument: current(*argument), (keys, states), together)
     constraint = {}
     if problem.constrained:
 
         def value(key: Array, position: Position) -> dict[str, Array]:
             view = problem.view(key)  # the batch that the step saw
-            return (jax.vmap(view.constraint_value) if is_ensemble(step) else view.constraint_value)(position)
+            return (jax.vmap(view.constraint_value) if ensemble else view.constraint_value)(position)
 
-        values = lambda position: jax.vmap(value)(keys, position)
+        values = lambda position: over_particles(lambda argument: value(*argument), (keys, position), together)
         zeros = lambda p: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, p))
         constraint = lax.cond(kept, values, zeros, states.position)
     fields = info._asdict() if hasattr(info, "_asdict") else {}

@@ -105,13 +105,13 @@ def orthogonal_ksd(
 def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) -> tuple[Array, Array, Frame]:
     """Flat positions, a, and the frames of all draws.
 
-    Above 64 dimensions a has one Hutchinson probe per draw: the U-statistic is linear in each a_i, so it stays unbiased.
+    Above 64 dimensions a has two Hutchinson probes per draw: the U-statistic is linear in each a_i, so it stays unbiased.
     """
 
     def one(argument: tuple[Position, Array]) -> tuple[Array, Array, Frame]:
         position, probe_key = argument
         x, logdensity, constraint, _ = problem.flatten(position)
-        frame, drift, _ = stein_drift(logdensity, constraint, x, measure=problem.measure, key=probe_key)
+        frame, drift, _ = stein_drift(logdensity, constraint, x, measure=problem.measure, num_probes=2, key=probe_key)
         return x, drift, frame
 
     keys = jax.random.split(key, jax.tree.leaves(draws)[0].shape[0])

@@ -29,6 +29,7 @@ from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, ma
 from ogradient.samplers.o_langevin import check_pull, pull
 from ogradient.samplers.svgd import flatten_particles
 from ogradient.status import Status
+from ogradient.stein import over_particles
 
 SWEEPS = 100  # of the solver for λ where inequalities are among the rows
 
@@ -75,14 +76,17 @@ def build_kernel(
         eta = jnp.asarray(schedule(state.iteration), x.dtype)
         noise_key, probe_key = jax.random.split(rng_key)
 
-        def look(point: Array, key: Array) -> tuple[Array, ...]:
+        def look(argument: tuple[Array, Array]) -> tuple[Array, ...]:
+            point, key = argument
             value, score = jax.value_and_grad(logdensity)(point)
             rows, jacobian = value_and_jacobian(rows_of, point)
             along = lambda z: jax.jvp(lambda y: jax.jvp(rows_of, (y,), (z,))[1], (point,), (z,))[1]
             laplacian = jnp.mean(jax.vmap(along)(random_signs(key, (num_probes, dim), x.dtype)), axis=0)
             return value, score, rows, jacobian, jacobian @ score + laplacian
 
-        values, scores, rows, jacobians, rates = jax.vmap(look)(x, jax.random.split(probe_key, n))
+        values, scores, rows, jacobians, rates = over_particles(
+            look, (x, jax.random.split(probe_key, n)), problem.chains_together
+        )
         gram = jnp.einsum("nkd,nld->kl", jacobians, jacobians) / n
         wanted = eta * jnp.mean(rates, axis=0) + pull(
             jnp.mean(rows, axis=0), eta, alpha, beta

@@ -79,8 +79,9 @@ def build_kernel(
         x, unravel = flatten_particles(view, state.position)
         eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
         h, collapsed = next_bandwidth(kernel, x, state)
+        together = block_size or problem.chains_together
         frames, drive, values = particle_geometry(
-            view, state, x, correction=correction, num_probes=num_probes, key=rng_key, block_size=block_size
+            view, state, x, correction=correction, num_probes=num_probes, key=rng_key, block_size=together
         )
         inequality, share = particle_inequality(view, state), None
         if inequality is not None:

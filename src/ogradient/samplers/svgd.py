@@ -178,7 +178,7 @@ def build_kernel(
         eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
         h, collapsed = next_bandwidth(kernel, x, state)
         logdensity = view.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[1]
-        values, scores = over_particles(jax.value_and_grad(logdensity), x, block_size)
+        values, scores = over_particles(jax.value_and_grad(logdensity), x, block_size or problem.chains_together)
         velocity = mean_field(kernel, h, x, scores, None, block_size)
         update, optimizer_state = tangent_update(velocity, x, eta, optimizer, state)
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
