@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import jax
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ogradient._version import __version__
@@ -197,7 +198,7 @@ def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
         text = isinstance(rows[0][column], str)
         table.add_column(column, justify="left" if text else "right", no_wrap=column in ("sampler", "name"))
     for row in rows:
-        table.add_row(*(format_number(value) for value in row.values()))
+        table.add_row(*(escape(format_number(value)) for value in row.values()))
     console.print(table)
     console.print()
 

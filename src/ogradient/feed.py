@@ -35,10 +35,8 @@ class Feed:
 
     def take(self, begin: int, steps: int, total: int) -> Any:
         """Batches of steps `begin` to `begin + steps`, first axis `length` whatever `steps` is (one compilation)."""
-        if self.next is not None and self.next[:2] == (begin, steps):
-            batches = self.next[2].result()
-        else:
-            batches = self._load(begin, steps)
+        fetched = self.next is not None and self.next[:2] == (begin, steps)
+        batches = self.next[2].result() if self.next is not None and fetched else self._load(begin, steps)
         ahead = begin + steps, min(self.length, total - begin - steps)
         self.next = (*ahead, self.pool.submit(self._load, *ahead)) if ahead[1] > 0 else None
         return batches

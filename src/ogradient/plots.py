@@ -165,3 +165,22 @@ def animate_samples(
     out = BytesIO()
     pictures[0].save(out, format="GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
     return out.getvalue()
+
+
+def draw_differences(rows: Sequence[Mapping[str, Any]], *, limit: float, bias: float) -> Figure:
+    """Differences of means in standard deviations, a panel per task, with what Monte Carlo errors and bias allow in grey."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure, axes = new_figure(1, len(tasks), width=5.2, height=3.6)
+    for axis, task in zip(axes[0], tasks, strict=True):
+        mine = [row for row in rows if row["task"] == task]
+        at = np.arange(len(mine))[::-1]
+        errors = np.array([row["Monte Carlo error / sd"] for row in mine])
+        axis.barh(at, 2 * (limit * errors + bias), left=-(limit * errors + bias), height=0.7, color="0.9")
+        axis.errorbar(
+            [row["difference / sd"] for row in mine], at, xerr=2 * errors, fmt="o", markersize=4, color=COLOURS[0]
+        )
+        axis.axvline(0, color="0.55", linewidth=1, linestyle="--")
+        axis.set_yticks(at, [row["functional"] for row in mine], fontsize=7)
+        axis.set_xlabel("difference of means in standard deviations (bars: 2 Monte Carlo errors)", fontsize=8)
+        axis.set_title(task, fontsize=10)
+    return figure

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ogradient.problem import Functions, Measure, Position, Problem, as_functions, checked
+from ogradient.problem import Measure, Position, Problem, as_functions, checked
 
+DataFunctions = Callable[[Position, Any], Any] | Sequence[Callable[[Position, Any], Any]]
 Batch = Any  # any pytree of arrays, with the rows as the first axis of every leaf
 BATCH = 0x62617463  # folded into a step's key for its batch, so that noise and probes have other random numbers
 
@@ -141,8 +142,8 @@ def posterior(
     loglikelihood_fn: Callable[[Position, Batch], Any] | None = None,
     data: Batch | Callable[[int], Batch] = None,
     *,
-    equality: Functions | None = None,
-    inequality: Functions | None = None,
+    equality: DataFunctions | None = None,
+    inequality: DataFunctions | None = None,
     measure: Measure = "conditional",
     batch_size: int | None = None,
     constraint_batch_size: int | None = None,

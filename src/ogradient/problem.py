@@ -149,7 +149,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def as_functions(kind: str, given: Functions | None) -> tuple[Callable[..., Any], ...]:
+def as_functions(kind: str, given: Any) -> tuple[Callable[..., Any], ...]:
     """One function, a list of them or None, as a tuple."""
     functions = () if given is None else (given,) if callable(given) else given
     if not isinstance(functions, tuple | list) or not all(callable(f) for f in functions):

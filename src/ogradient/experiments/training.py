@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,7 +123,7 @@ def follow(
             }
             name = entry.label.replace(" ", "_").replace("/", "_")
             path = folder / "runs" / f"{name}-{seed}.json"
-            record = _read(path, about)
+            record = read_record(path, about)
             if record is None:
                 if progress:
                     print(f"{entry.label}, seed {seed}: {steps:,} steps", flush=True)
@@ -133,7 +134,8 @@ def follow(
     return runs
 
 
-def _read(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+def read_record(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+    """A run that was kept, if it is there and was made with these settings."""
     try:
         record = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -163,17 +165,17 @@ def _record(entry: Entry, model: Classifier, train: Split, test: Split, about: d
     found = {}
     for name, split in (("train", train), ("test", test)):
         probability = by_particle(trace, trace.apply(predict, jnp.asarray(split.features), batch_size=TOGETHER))
-        about_split = {"sensitive": split.sensitive, "rule": split.rule}
-        found[name] = evaluate(probability, split.label, **about_split).per_sample
+        judge = partial(evaluate, label=split.label, sensitive=split.sensitive, rule=split.rule)
+        found[name] = judge(probability).per_sample
         if name == "test":
-            average = evaluate(probability[:, -1], split.label, **about_split).model_average
+            average = judge(probability[:, -1]).model_average
     thinning = trace.provenance["thinning"]
     return {
         "about": about | {"seconds": round(seconds, 2), "device": trace.provenance["device"]},
         "iterations": [thinning * i for i in range(about["checkpoints"] + 1)],
-        **{name: {k: _digits(v) for k, v in metrics.items()} for name, metrics in found.items()},
+        **{name: {k: digits(v) for k, v in metrics.items()} for name, metrics in found.items()},
         "average": average,
-        "constraint": _digits(by_particle(trace, trace.sample_stats["equality"])),
+        "constraint": digits(by_particle(trace, trace.sample_stats["equality"])),
     }
 
 
@@ -193,8 +195,9 @@ def by_particle(trace: Trace, values: np.ndarray) -> np.ndarray:
     return np.moveaxis(values[0], 1, 0) if trace.ensemble else values
 
 
-def _digits(values: np.ndarray) -> Any:
-    return [_digits(v) for v in values] if np.ndim(values) else float(f"{float(values):.6g}")
+def digits(values: np.ndarray) -> Any:
+    """Numbers as nested lists for JSON, to six significant digits."""
+    return [digits(v) for v in values] if np.ndim(values) else float(f"{float(values):.6g}")
 
 
 def _as_run(record: dict[str, Any]) -> Run:
@@ -233,9 +236,9 @@ def over_particles_mean(split: str, name: str) -> Callable[[Run], np.ndarray]:
     return lambda run: getattr(run, split)[name].mean(axis=0)
 
 
-def plus_minus(summary: Summary, digits: int = 4) -> str:
-    """A number and its standard error, as text."""
-    return f"{summary[0]:.{digits}f} ± {summary[1]:.{digits}f}"
+def plus_minus(summary: Summary) -> str:
+    """A number and its standard error over seeds, as text; of one seed the number alone."""
+    return f"{summary[0]:.4f}" + (f" ± {summary[1]:.4f}" if summary[1] else "")
 
 
 def as_metrics(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, Callable[[Run], np.ndarray]]) -> dict[str, Any]:
