@@ -38,15 +38,19 @@ def draw_curves(
     log_x: bool = True,
     log_y: bool = True,
     floor: tuple[float, float, float] | None = None,
+    legend: bool = True,
 ) -> None:
-    """Named curves against the iteration; `floor` is (low, mean, high) of what exact draws would show."""
+    """Named curves against the iteration; `floor` is (low, mean, high) of what exact draws would show.
+
+    A name with a comma in it is a variant of another curve, and dashed.
+    """
     if floor is not None:
         low, mean, high = floor
         axis.axhspan(low, high, color="0.9", zorder=0)
         axis.axhline(mean, color="0.55", linewidth=1, linestyle="--", zorder=1, label="exact draws (5–95 %)")
     for index, (name, (x, y, *error)) in enumerate(curves.items()):
         colour = (colours or {}).get(name, COLOURS[index % len(COLOURS)])
-        axis.plot(x, y, color=colour, linewidth=1.5, label=name)
+        axis.plot(x, y, color=colour, linewidth=1.5, linestyle="--" if "," in name else "-", label=name)
         for e in error:
             axis.fill_between(x, np.asarray(y) - e, np.asarray(y) + e, color=colour, alpha=0.2, linewidth=0)
     axis.set_xscale("log" if log_x else "linear")
@@ -54,7 +58,8 @@ def draw_curves(
     axis.set_xlabel("iteration", fontsize=9)
     axis.set_ylabel(ylabel, fontsize=9)
     axis.set_title(title, fontsize=10)
-    axis.legend(fontsize=7, frameon=False)
+    if legend:
+        axis.legend(fontsize=7, frameon=False)
 
 
 def draw_samples(
@@ -181,6 +186,6 @@ def draw_differences(rows: Sequence[Mapping[str, Any]], *, limit: float, bias: f
         )
         axis.axvline(0, color="0.55", linewidth=1, linestyle="--")
         axis.set_yticks(at, [row["functional"] for row in mine], fontsize=7)
-        axis.set_xlabel("difference of means in standard deviations (bars: 2 Monte Carlo errors)", fontsize=8)
+        axis.set_xlabel("difference of means / sd (bars: 2 Monte Carlo errors)", fontsize=8)
         axis.set_title(task, fontsize=10)
     return figure

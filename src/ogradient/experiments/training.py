@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,15 @@ from jax import Array
 from ogradient.datasets import Split
 from ogradient.evaluation import evaluate
 from ogradient.experiments.folder import write_atomically
+from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problem import Position, Problem
 from ogradient.runner import sample
 from ogradient.samplers import SamplingAlgorithm
 from ogradient.samplers.base import describe, is_ensemble, plain_settings
 from ogradient.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TOGETHER = 8  # draws whose predictions are computed together
 
@@ -216,22 +220,23 @@ def _as_run(record: dict[str, Any]) -> Run:
 
 
 Summary = tuple[float, float]  # mean and standard error over seeds
+CurveOf = Callable[[Run], np.ndarray]  # a number per checkpoint
 
 
-def curve(runs: Sequence[Run], value: Callable[[Run], np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def curve(runs: Sequence[Run], value: CurveOf) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Iterations, mean and standard error over seeds of a number per checkpoint."""
     values = np.stack([value(run) for run in runs])
     error = values.std(axis=0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else np.zeros(values.shape[1])
     return runs[0].iterations, values.mean(axis=0), error
 
 
-def at_end(runs: Sequence[Run], value: Callable[[Run], np.ndarray]) -> Summary:
+def at_end(runs: Sequence[Run], value: CurveOf) -> Summary:
     """Mean and standard error over seeds of that number at the last checkpoint."""
     _, mean, error = curve(runs, value)
     return float(mean[-1]), float(error[-1])
 
 
-def over_particles_mean(split: str, name: str) -> Callable[[Run], np.ndarray]:
+def over_particles_mean(split: str, name: str) -> CurveOf:
     """The mean of a metric over particles, per checkpoint."""
     return lambda run: getattr(run, split)[name].mean(axis=0)
 
@@ -241,7 +246,22 @@ def plus_minus(summary: Summary) -> str:
     return f"{summary[0]:.4f}" + (f" ± {summary[1]:.4f}" if summary[1] else "")
 
 
-def as_metrics(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, Callable[[Run], np.ndarray]]) -> dict[str, Any]:
+def draw_panels(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, CurveOf], log: Sequence[str]) -> Figure:
+    """Four curves of all entries along training, those named in `log` on a logarithmic axis, with one legend below."""
+    figure, axes = new_figure(2, 2, width=4.8, height=3.2)
+    colours = dict(zip(runs, COLOURS, strict=False))
+    for axis, (name, value) in zip(axes.flat, curves.items(), strict=True):
+        # The start is far from everything that follows; on a linear axis it would hide it.
+        begin = 0 if name in log else 1
+        lines = {label: tuple(part[begin:] for part in curve(mine, value)) for label, mine in runs.items()}
+        draw_curves(axis, lines, ylabel=name, colours=colours, log_x=False, log_y=name in log, legend=False)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False
+    )
+    return figure
+
+
+def as_metrics(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, CurveOf]) -> dict[str, Any]:
     """The numbers behind a figure: every curve of every entry, with standard errors over seeds."""
     table: dict[str, Any] = {}
     for label, mine in runs.items():
