@@ -24,6 +24,7 @@ from ogradient.diagnostics import (
     orthogonal_ksd,
     sliced_wasserstein,
 )
+from ogradient.evaluation import binomial_interval, evaluate
 from ogradient.land import land
 from ogradient.posterior import posterior, with_batch
 from ogradient.problem import Problem
@@ -53,12 +54,15 @@ __all__ = [
     "Status",
     "Trace",
     "__version__",
+    "binomial_interval",
     "chmc",
     "clangevin",
     "constraint_violation",
     "control_langevin",
+    "datasets",
     "diagnose",
     "energy_distance",
+    "evaluate",
     "geometry",
     "imq",
     "land",
@@ -80,6 +84,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "problems":  # only those who want it pay for its import
-        return importlib.import_module("ogradient.problems")
+    if name in ("problems", "datasets"):  # only those who want them pay for their import
+        return importlib.import_module(f"ogradient.{name}")
     raise AttributeError(f"module 'ogradient' has no attribute {name!r}")

@@ -1,10 +1,12 @@
-"""The command line: `ogradient list | run | bench`."""
+"""The command line: `ogradient list | run | data | bench`."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +33,12 @@ Chains = Annotated[int, typer.Option(min=2, help="Independent chains (the paper 
 Seed = Annotated[int, typer.Option(help="The same seed gives the same numbers.")]
 Out = Annotated[Path, typer.Option(help="Folder to write into.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Folder with the raw tables; by default OGRADIENT_DATA, or a download of Adult.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer rows, steps and seeds: a minute or two on two cores.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps per run, in place of the paper's.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each sampler, in place of 3.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -172,6 +180,122 @@ def run_measure(
 
     with jax.enable_x64(True):
         _finish("measure", *measure.run(measure.Config(chains, samples, seed), out, progress=not quiet))
+
+
+@run_app.command("income")
+def run_income(
+    data: Data = None,
+    quick: Quick = False,
+    steps: Steps = None,
+    seeds: Seeds = None,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """A Bayesian network on Adult whose predictions must not covary with sex: all samplers along training."""
+    from ogradient.experiments import income
+
+    _run_on_data("income", income, data, quick, out, quiet, steps=steps, seeds=seeds)
+
+
+@run_app.command("moment")
+def run_moment(
+    data: Data = None,
+    quick: Quick = False,
+    steps: Steps = None,
+    seeds: Seeds = None,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """Constraining every draw (o_langevin) against constraining their mean (control_langevin), on Adult."""
+    from ogradient.experiments import moment
+
+    _run_on_data("moment", moment, data, quick, out, quiet, steps=steps, seeds=seeds)
+
+
+@run_app.command("loan")
+def run_loan(
+    data: Data = None,
+    quick: Quick = False,
+    steps: Steps = None,
+    seeds: Seeds = None,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """Logistic regression on Lending Club that obeys two logic rules: all samplers along training."""
+    from ogradient.experiments import loan
+
+    _run_on_data("loan", loan, data, quick, out, quiet, steps=steps, seeds=seeds)
+
+
+@run_app.command("tradeoff")
+def run_tradeoff(
+    data: Data = None,
+    quick: Quick = False,
+    steps: Steps = None,
+    seeds: Seeds = None,
+    out: Out = Path("results"),
+    quiet: Quiet = False,
+) -> None:
+    """Accuracy against fairness on Adult: the covariance held within several levels."""
+    from ogradient.experiments import tradeoff
+
+    _run_on_data("tradeoff", tradeoff, data, quick, out, quiet, steps=steps, seeds=seeds)
+
+
+@run_app.command("reference")
+def run_reference(
+    data: Data = None, quick: Quick = False, seed: Seed = 0, out: Out = Path("results"), quiet: Quiet = False
+) -> None:
+    """O-Langevin against exact draws: posterior means of constrained logistic regressions on both tables."""
+    from ogradient.experiments import reference
+
+    _run_on_data("reference", reference, data, quick, out, quiet, seed=seed)
+
+
+@app.command("data")
+def show_data(
+    name: Annotated[str, typer.Argument(help="adult or lending.")],
+    data: Data = None,
+) -> None:
+    """Load a table as the experiments do, and say what is in it and where it came from."""
+    from ogradient.datasets import DATASETS
+
+    _choice("dataset", name, tuple(DATASETS))
+    with _plain_errors():
+        dataset = DATASETS[name](data)
+    splits = {"train": dataset.train, "test": dataset.test}
+    rows: list[dict[str, Any]] = []
+    for part, split in splits.items():
+        row: dict[str, Any] = {"part": part, "rows": len(split.label), "features": split.features.shape[1]}
+        row["label 1"] = f"{100 * split.label.mean():.1f} %"
+        if split.sensitive is not None:
+            row["sensitive 1"] = f"{100 * split.sensitive.mean():.1f} %"
+        if split.rule is not None:
+            row |= {f"rule {k}": int((split.rule == k).sum()) for k in (1, 2)}
+        rows.append(row)
+    show(rows, name)
+    for file, facts in dataset.provenance["files"].items():
+        console.print(f"{file}: {facts['rows']:,} rows, sha256 {facts['sha256']}", soft_wrap=True, highlight=False)
+
+
+def _run_on_data(
+    name: str, module: Any, data: Path | None, quick: bool, out: Path, quiet: bool, **settings: int | None
+) -> None:
+    """An experiment on real tables, with its own setting or the quick one, some of it replaced."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    config = dataclasses.replace(module.QUICK if quick else module.Config(), **given)
+    with _plain_errors():
+        _finish(name, *module.run(config, out, data=data, progress=not quiet))
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What is wrong with the data, or with a setting, in one sentence instead of a traceback."""
+    try:
+        yield
+    except (OSError, ImportError, ValueError) as error:
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
 
 
 @app.command("bench")

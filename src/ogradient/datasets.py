@@ -165,9 +165,7 @@ def adult(
     return Dataset("adult", parts[0], parts[1], names, provenance)
 
 
-def lending(
-    folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test_share: float = 0.2, verify: bool = True
-) -> Dataset:
+def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test_share: float = 0.2) -> Dataset:
     """Lending Club loans issued 2007-2011: label 1 is a loan repaid; `rule` marks loans whose answer is prescribed.
 
     Only what was known when the loan was asked for is used: nothing paid, recovered or reported later. Also left out are
@@ -181,7 +179,8 @@ def lending(
             None: the environment variable OGRADIENT_DATA.
         seed: of the split into training and test rows.
         test_share: part of the rows for testing, the same among the rows of each rule.
-        verify: changes nothing here, since copies of this table differ; the sha256 goes into the provenance only.
+
+    Copies of this table differ, so its sha256 is not checked; it goes into the provenance.
     """
     root = _root(folder)
     if root is None:

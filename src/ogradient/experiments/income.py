@@ -170,6 +170,6 @@ def notes(runs: dict[str, list[Run]], config: Config) -> list[str]:
         "O-samplers pull with αη = 0.1. With the paper's α the same pull takes αη = 0.001 (O-Langevin) and 0.013 (O-SVGD) per "
         "step: a thousand and 77 steps to shrink g by a factor e, at a constant step size.",
         "'No second order' is correction='none'. It drops r, the drift that makes the law the conditional one and keeps the "
-        "level exact. r does not grow with the rows, as the score does, so with this many rows the draws can hardly show it, and here "
-        "they do not; what is seen of it is its cost.",
+        "level exact. r does not grow with the rows, as the score does, so with this many rows the draws can hardly show it, "
+        "and here they do not; what is seen of it is its cost.",
     ]

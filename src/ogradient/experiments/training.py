@@ -179,7 +179,7 @@ def _record(entry: Entry, model: Classifier, train: Split, test: Split, about: d
         "iterations": [thinning * i for i in range(about["checkpoints"] + 1)],
         **{name: {k: digits(v) for k, v in metrics.items()} for name, metrics in found.items()},
         "average": average,
-        "constraint": digits(by_particle(trace, trace.sample_stats["equality"])),
+        "constraint": digits(by_particle(trace, np.concatenate(list(trace.sample_stats.values()), axis=-1))),
     }
 
 

@@ -1,0 +1,134 @@
+"""How much accuracy fairness costs: the covariance between sex and prediction held within |g| ≤ ε, for several ε, on Adult.
+
+An inequality, so the law inside the band is the unconstrained posterior's. For a logistic regression and the paper's network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ogradient.datasets import Dataset, Split, adult
+from ogradient.experiments.folder import write_folder
+from ogradient.experiments.income import LANGEVIN_STEP, PULL, covariance
+from ogradient.experiments.training import Classifier, Entry, Run, bernoulli, follow, logistic, mlp, normal_prior
+from ogradient.plots import COLOURS, new_figure
+from ogradient.posterior import posterior
+from ogradient.problem import Position, Problem
+from ogradient.samplers import langevin, o_langevin
+
+LEVELS = (0.0, 0.005, 0.01, 0.02, 0.03)
+MODELS = ("logistic", "mlp")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides the result."""
+
+    rows: int = 20_000
+    particles: int = 10
+    hidden: int = 50
+    steps: int = 2000
+    seeds: int = 3
+
+
+QUICK = Config(rows=4000, steps=300, seeds=1)
+
+
+def banded(model: Classifier, split: Split, level: float) -> Problem:
+    """The posterior with |covariance| ≤ level; at level 0 the equality."""
+
+    def joint(position: Position, batch: dict[str, Array]) -> tuple[Array, Array]:
+        logit = model.logit(position, batch["features"])
+        g = covariance(logit, batch["sensitive"])
+        return bernoulli(logit, batch["label"]), g if level == 0 else jnp.stack([g - level, -g - level])
+
+    data = {"features": split.features, "label": split.label, "sensitive": split.sensitive}
+    kind = "equality" if level == 0 else "inequality"
+    return posterior(normal_prior, data=data, joint_fn=joint, joint_kinds=(kind,))
+
+
+def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = True) -> dict[str, dict[str, list[Run]]]:
+    """All runs by model; those already in the folder are read."""
+    inputs, eta = dataset.train.features.shape[1], LANGEVIN_STEP / len(dataset.train.label)
+    found = {}
+    for name, model in (("logistic", logistic(inputs)), ("mlp", mlp(inputs, config.hidden))):
+        entries = []
+        for level in LEVELS:
+            problem = banded(model, dataset.train, level)
+            text = f"|g| ≤ {level:g}" if level else "g = 0"
+            entries.append(Entry(f"{name}, {text}", problem, o_langevin(problem, eta, alpha=PULL / eta)))
+        entries.append(Entry(f"{name}, unconstrained", entries[0].problem, langevin(entries[0].problem, eta)))
+        found[name] = follow(
+            entries,
+            model,
+            dataset.train,
+            dataset.test,
+            out / "tradeoff",
+            particles=config.particles,
+            steps=config.steps,
+            checkpoints=4,
+            seeds=config.seeds,
+            data=dataset.provenance | {"hidden": config.hidden},
+            progress=progress,
+        )
+    return found
+
+
+def run(
+    config: Config, out: Path, *, data: Path | None = None, verify: bool = True, progress: bool = True
+) -> tuple[list[dict[str, Any]], Path]:
+    """Run what is missing, write the folder, return the table and the path of the figure."""
+    dataset = adult(data, num_train=config.rows, progress=progress, verify=verify)
+    found = compute(config, out, dataset, progress=progress)
+    rows = [row(label, mine) for runs in found.values() for label, mine in runs.items()]
+    path = write_folder(
+        out / "tradeoff",
+        title="Accuracy against fairness",
+        config={"experiment": "tradeoff", **asdict(config), "levels": LEVELS, "data": dataset.provenance},
+        metrics={"table": rows},
+        rows=rows,
+        figure=draw(found),
+        notes=[
+            f"Means over {config.particles} particles and {config.seeds} seeds after {config.steps:,} steps, on the test rows; "
+            "max |cov| is on the training rows, which the constraint is about."
+        ],
+    )
+    return rows, path
+
+
+def row(label: str, runs: list[Run]) -> dict[str, Any]:
+    """One line of the table."""
+    return {
+        "model": label,
+        "max |cov|": max(float(np.abs(run.train["covariance"][:, -1]).max()) for run in runs),
+        "test CV": float(np.mean([run.test["cv_score"][:, -1] for run in runs])),
+        "test accuracy": float(np.mean([run.test["accuracy"][:, -1] for run in runs])),
+        "test log likelihood": float(np.mean([run.test["log_likelihood"][:, -1] for run in runs])),
+    }
+
+
+def draw(found: dict[str, dict[str, list[Run]]]) -> Any:
+    """Test accuracy against CV score: a curve per model, a cloud of particles at every level."""
+    figure, axes = new_figure(1, 1, width=6.0, height=4.0)
+    axis = axes[0, 0]
+    for (name, runs), colour in zip(found.items(), COLOURS, strict=False):
+        means = []
+        for mine in runs.values():
+            x, y = (np.concatenate([run.test[k][:, -1] for run in mine]) for k in ("cv_score", "accuracy"))
+            axis.scatter(x, y, s=5, color=colour, alpha=0.25, linewidths=0)
+            means.append((x.mean(), y.mean()))
+        x, y = np.array(means).T
+        axis.plot(x, y, "o-", color=colour, markersize=5, linewidth=1.5, label=name)
+        for (at, height), label in zip(means, runs, strict=True):
+            text = label.rpartition(", ")[2]
+            axis.annotate(text, (at, height), xytext=(4, -9), textcoords="offset points", fontsize=7, color=colour)
+    axis.set_xlabel("CV score on the test rows: |p(>50K | women) − p(>50K | men)|", fontsize=9)
+    axis.set_ylabel("test accuracy", fontsize=9)
+    axis.legend(fontsize=8, frameon=False, loc="lower right")
+    return figure
