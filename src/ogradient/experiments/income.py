@@ -24,6 +24,7 @@ from ogradient.experiments.training import (
     as_metrics,
     at_end,
     bernoulli,
+    devices,
     draw_panels,
     follow,
     mlp,
@@ -130,7 +131,7 @@ def run(
     path = write_folder(
         out / "income",
         title="Income, without covariance between sex and prediction",
-        config={"experiment": "income", **asdict(config), "data": dataset.provenance},
+        config={"experiment": "income", **asdict(config), "data": dataset.provenance, "computed on": devices(runs)},
         metrics={"table": rows, "curves": as_metrics(runs, CURVES)},
         rows=rows,
         figure=draw_panels(runs, {name: CURVES[name] for name in SHOWN}, log=SHOWN[1:2]),

@@ -27,6 +27,7 @@ from ogradient.experiments.training import (
     as_metrics,
     at_end,
     bernoulli,
+    devices,
     draw_panels,
     follow,
     logistic,
@@ -170,7 +171,13 @@ def run(
     path = write_folder(
         out / "loan",
         title="Loans under two logic rules",
-        config={"experiment": "loan", **asdict(config), "levels": LEVELS, "data": dataset.provenance},
+        config={
+            "experiment": "loan",
+            **asdict(config),
+            "levels": LEVELS,
+            "data": dataset.provenance,
+            "computed on": devices(runs),
+        },
         metrics={"table": rows, "always repaid": repaid, "curves": as_metrics(runs, CURVES)},
         rows=rows,
         figure=draw_panels(shown, {name: CURVES[name] for name in SHOWN}, log=SHOWN[1:2]),

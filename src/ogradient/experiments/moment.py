@@ -15,7 +15,7 @@ import numpy as np
 from ogradient.datasets import Dataset, adult
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.income import LANGEVIN_STEP, PULL, QUICK, Config, fair_problem
-from ogradient.experiments.training import Entry, Run, as_metrics, at_end, curve, follow, mlp
+from ogradient.experiments.training import Entry, Run, as_metrics, at_end, curve, devices, follow, mlp
 from ogradient.plots import draw_curves, new_figure
 from ogradient.samplers import control_langevin, o_langevin
 
@@ -72,7 +72,7 @@ def run(
     path = write_folder(
         out / "moment",
         title="Every draw, or their mean",
-        config={"experiment": "moment", **asdict(config), "data": dataset.provenance},
+        config={"experiment": "moment", **asdict(config), "data": dataset.provenance, "computed on": devices(runs)},
         metrics={"table": rows, "curves": as_metrics(runs, CURVES)},
         rows=rows,
         figure=figure,

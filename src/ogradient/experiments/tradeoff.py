@@ -16,7 +16,17 @@ from jax import Array
 from ogradient.datasets import Dataset, Split, adult
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.income import LANGEVIN_STEP, PULL, covariance
-from ogradient.experiments.training import Classifier, Entry, Run, bernoulli, follow, logistic, mlp, normal_prior
+from ogradient.experiments.training import (
+    Classifier,
+    Entry,
+    Run,
+    bernoulli,
+    devices,
+    follow,
+    logistic,
+    mlp,
+    normal_prior,
+)
 from ogradient.plots import COLOURS, new_figure
 from ogradient.posterior import posterior
 from ogradient.problem import Position, Problem
@@ -57,7 +67,8 @@ def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = Tru
     """All runs by model; those already in the folder are read."""
     inputs, eta = dataset.train.features.shape[1], LANGEVIN_STEP / len(dataset.train.label)
     found = {}
-    for name, model in (("logistic", logistic(inputs)), ("mlp", mlp(inputs, config.hidden))):
+    for name in MODELS:
+        model = logistic(inputs) if name == "logistic" else mlp(inputs, config.hidden)
         entries = []
         for level in LEVELS:
             problem = banded(model, dataset.train, level)
@@ -86,17 +97,25 @@ def run(
     """Run what is missing, write the folder, return the table and the path of the figure."""
     dataset = adult(data, num_train=config.rows, progress=progress, verify=verify)
     found = compute(config, out, dataset, progress=progress)
-    rows = [row(label, mine) for runs in found.values() for label, mine in runs.items()]
+    everything = {label: mine for runs in found.values() for label, mine in runs.items()}
+    rows = [row(label, mine) for label, mine in everything.items()]
     path = write_folder(
         out / "tradeoff",
         title="Accuracy against fairness",
-        config={"experiment": "tradeoff", **asdict(config), "levels": LEVELS, "data": dataset.provenance},
+        config={
+            "experiment": "tradeoff",
+            **asdict(config),
+            "levels": LEVELS,
+            "data": dataset.provenance,
+            "computed on": devices(everything),
+        },
         metrics={"table": rows},
         rows=rows,
         figure=draw(found),
         notes=[
             f"Means over {config.particles} particles and {config.seeds} seeds after {config.steps:,} steps, on the test rows; "
-            "max |cov| is on the training rows, which the constraint is about."
+            "max |cov| is on the training rows, which the constraint is about. The CV score counts predictions above ½, so no "
+            "covariance does not mean a score of 0."
         ],
     )
     return rows, path
@@ -117,7 +136,11 @@ def draw(found: dict[str, dict[str, list[Run]]]) -> Any:
     """Test accuracy against CV score: a curve per model, a cloud of particles at every level."""
     figure, axes = new_figure(1, 1, width=6.0, height=4.0)
     axis = axes[0, 0]
-    for (name, runs), colour in zip(found.items(), COLOURS, strict=False):
+    beside: list[dict[str, Any]] = [
+        {"xytext": (6, -9)},
+        {"xytext": (-6, 4), "ha": "right"},
+    ]  # of the lower curve, the upper
+    for (name, runs), colour, place in zip(found.items(), COLOURS, beside, strict=False):
         means = []
         for mine in runs.values():
             x, y = (np.concatenate([run.test[k][:, -1] for run in mine]) for k in ("cv_score", "accuracy"))
@@ -127,7 +150,7 @@ def draw(found: dict[str, dict[str, list[Run]]]) -> Any:
         axis.plot(x, y, "o-", color=colour, markersize=5, linewidth=1.5, label=name)
         for (at, height), label in zip(means, runs, strict=True):
             text = label.rpartition(", ")[2]
-            axis.annotate(text, (at, height), xytext=(4, -9), textcoords="offset points", fontsize=7, color=colour)
+            axis.annotate(text, (at, height), textcoords="offset points", fontsize=7, color=colour, **place)
     axis.set_xlabel("CV score on the test rows: |p(>50K | women) − p(>50K | men)|", fontsize=9)
     axis.set_ylabel("test accuracy", fontsize=9)
     axis.legend(fontsize=8, frameon=False, loc="lower right")

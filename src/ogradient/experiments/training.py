@@ -261,6 +261,11 @@ def draw_panels(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, CurveOf]
     return figure
 
 
+def devices(runs: Mapping[str, Sequence[Run]]) -> list[str]:
+    """On what the runs were computed; the figure may have been drawn elsewhere."""
+    return sorted({run.about["device"] for mine in runs.values() for run in mine})
+
+
 def as_metrics(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, CurveOf]) -> dict[str, Any]:
     """The numbers behind a figure: every curve of every entry, with standard errors over seeds."""
     table: dict[str, Any] = {}
