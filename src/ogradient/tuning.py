@@ -17,6 +17,7 @@ from ogradient.samplers.chmc import build_kernel as build_chmc
 from ogradient.samplers.chmc import init as init_chmc
 from ogradient.samplers.o_langevin import build_kernel, init
 from ogradient.status import warn
+from ogradient.stein import over_particles
 
 TRIAL_STEPS = 50
 REFLECTED = (
@@ -200,7 +201,7 @@ def tune_chmc(
         return window(problem, jax.random.fold_in(key, number), positions, *scalars, WINDOW, jnp.asarray(adapt))
 
     unit = jnp.ones_like(x)
-    scale = float(jnp.sqrt(jnp.mean(flat(positions) ** 2))) or 1.0
+    scale = _first_length(problem, positions)
     positions, epsilon, *_ = run(0, positions, 0.1 * scale, 3, unit, adapt=True)
     positions, epsilon, _, variance, _ = run(1, positions, epsilon, 6, unit, adapt=True)
     positions, epsilon, _, variance, _ = run(2, positions, epsilon, 6, unit, adapt=True)
@@ -215,6 +216,21 @@ def tune_chmc(
     positions, epsilon, *_ = run(20, positions, epsilon, steps, mass, adapt=True)
     positions, _, rate, _, _ = run(21, positions, epsilon, steps, mass, adapt=False)
     return CHMCTuning(float(epsilon), steps, mass, float(rate), positions)
+
+
+def _first_length(problem: Problem, positions: Position) -> float:
+    """How far a first move may go: about as far as the positions are from 0, in mean square.
+
+    Positions at 0, or so near that log π could not tell them from it, say nothing: then as far as log π takes to change by 1.
+    """
+
+    def look(problem: Problem, position: Position) -> tuple[Array, Array]:
+        return jnp.mean(problem.flatten(position)[0] ** 2), jnp.sum(_tangent_drift(problem, position) ** 2)
+
+    together = lambda problem, positions: over_particles(partial(look, problem), positions, problem.draws_together)
+    squares, drifts = jax.jit(together)(problem, positions)
+    length, drift = float(jnp.sqrt(jnp.mean(squares))), float(jnp.sqrt(jnp.mean(drifts)))
+    return 1 / drift if 0 < length * drift < 1e-3 or (length == 0 and drift > 0) else length or 1.0
 
 
 def _efficiency(draws: Array) -> Array:

@@ -185,7 +185,7 @@ def test_batches_leave_the_noise_alone():
 def test_batches_do_not_follow_the_noise():
     rows, _ = seen(numbered(batch_size=B))
     keys = jax.random.split(jax.random.key(2), len(rows))
-    for noise_key in (keys, jax.vmap(jax.random.split)(keys)[:, 0]):  # as langevin and as o_langevin draw theirs
+    for noise_key in (keys, jax.vmap(jax.random.split)(keys)[:, 0]):  # as samplers without and with probes draw theirs
         assert_uncorrelated(rows, np.asarray(jax.vmap(lambda key: jax.random.normal(key, ()))(noise_key)))
 
 
@@ -357,22 +357,32 @@ def test_runs_longer_than_what_is_fetched_together(monkeypatch):
     np.testing.assert_array_equal(run(problem, og.langevin(problem, 0.003))["x"], whole["x"])
 
 
+def recorded():
+    """A problem fed by a function, and the list of the steps that it was called for."""
+    calls = []
+    problem = fed(lambda step: (calls.append(step), fetch(step))[1])
+    calls.clear()  # its construction looks at batch 0
+    return problem, calls
+
+
 @pytest.mark.parametrize("chunk_size", [None, 3])
-def test_every_batch_is_made_once_and_none_beyond_the_last_step(chunk_size):
-    steps = []
-
-    def recorded(step):
-        steps.append(step)
-        return fetch(step)
-
-    problem = fed(recorded)
+def test_no_batch_is_made_but_for_the_steps_of_the_run(chunk_size):
+    problem, calls = recorded()
     algorithm = og.langevin(problem, 0.003)
-    steps.clear()
     part = run(problem, algorithm, num_warmup=5, num_samples=40, thinning=2, chunk_size=chunk_size)
-    assert sorted(steps) == list(range(85))
-    steps.clear()
+    assert set(calls) == set(range(85))
+    calls.clear()
     run(problem, algorithm, None, num_samples=3, thinning=2, resume=part, chunk_size=chunk_size)
-    assert sorted(steps) == list(range(85, 91))
+    assert set(calls) == set(range(85, 91))
+
+
+@pytest.mark.parametrize("case", ["as it is", "short chunks", "large draws"])
+def test_every_batch_is_made_once(case, monkeypatch):
+    problem, calls = recorded()
+    if case == "large draws":  # of which only a few fit into the buffer of a chunk
+        monkeypatch.setattr("ogradient.runner.CHUNK_BYTES", 200)
+    run(problem, og.langevin(problem, 0.003), num_samples=80, chunk_size=3 if case == "short chunks" else None)
+    assert sorted(calls) == list(range(80))
 
 
 @pytest.mark.parametrize("step", [2, 100])  # in the first lot, and in one fetched ahead

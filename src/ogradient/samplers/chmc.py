@@ -220,15 +220,21 @@ def _project(
         delta = value / mixed[0] if value.size == 1 else jnp.linalg.solve(_without(mixed, redundant), value)
         return delta, *_judge(value, room * rounding_level(jacobian, x))
 
+    little = 1e-3 * jnp.max(jnp.abs(x - origin))
+
     def keep_going(carry: Any) -> Array:
         _, done, off, iteration = carry
         return ~done & (iteration < limit) & (off < jnp.inf)
 
     def improve(carry: Any) -> Any:
-        x, _, _, iteration = carry
+        x, _, previous, iteration = carry
         delta, done, off = residual(x)
         delta = jnp.where(redundant, 0.0, delta) if projection == "newton" else delta
-        return jnp.where(done, x, x - delta @ frame.jacobian), done, off, iteration + 1
+        step = delta @ frame.jacobian
+        # A g that averages many terms has roundings of its own, which |x| knows nothing of (at x = 0 its level is 0). Where |g| no
+        # longer falls although the step is small against the whole move, they are reached.
+        done = done | ((off >= 0.9 * previous) & (iteration > 0) & (jnp.max(jnp.abs(step)) <= little))
+        return jnp.where(done, x, x - step), done, off, iteration + 1
 
     start = (x, jnp.zeros((), bool), jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32))
     x, done, _, iterations = lax.while_loop(keep_going, improve, start)
