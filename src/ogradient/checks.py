@@ -82,6 +82,7 @@ def check_start(
     who = "particles" if ensemble else "chains"
     for name, argument in (("logdensity", "logdensity_fn"), ("score", "the gradient of logdensity_fn")):
         _refuse_non_finite(argument, report[name], who)
+    _warn_averaged(problem, positions)
     if not constrained:
         return
     values, norms = report["values"], report["norms"]  # (chains, 1 + NEWTON_STEPS, m)
@@ -129,6 +130,22 @@ def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[st
     bounds, slopes = value_and_jacobian(lambda x: problem.inequality_fn(unravel(x)), x)
     report |= {"bounds": bounds, "slopes": jnp.linalg.norm(slopes, axis=1)}
     return report | {"values": values, "norms": norms, "size": size, "deficient": deficient}
+
+
+def _warn_averaged(problem: Problem, positions: Position) -> None:
+    """A likelihood that is the same for rows given twice averages over rows, where sums are scaled by N/B here."""
+    if problem.source is None or problem.source.model.loglikelihood_fn is None:
+        return
+    once = jax.tree.map(lambda leaf: leaf[:8], problem.source.data)
+    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), once)
+    likelihood = problem.source.model.loglikelihood_fn
+    position = jax.tree.map(lambda leaf: leaf[0], positions)
+    single, double = (float(likelihood(position, batch)) for batch in (once, twice))
+    if single != 0 and abs(double - single) <= 1e-3 * abs(single):
+        warn(
+            "loglikelihood_fn has the same value for some rows and for those rows given twice: it seems to average over rows. "
+            "Sum over them (jnp.sum): the factor N/B for minibatches is applied by og.posterior."
+        )
 
 
 def _refuse_non_finite(what: str, values: np.ndarray, who: str) -> None:

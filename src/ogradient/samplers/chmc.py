@@ -231,8 +231,8 @@ def _project(
         delta, done, off = residual(x)
         delta = jnp.where(redundant, 0.0, delta) if projection == "newton" else delta
         step = delta @ frame.jacobian
-        # A g that averages many terms has roundings of its own, which |x| knows nothing of (at x = 0 its level is 0). Where |g| no
-        # longer falls although the step is small against the whole move, they are reached.
+        # A g that averages many terms has roundings of its own, which |x| knows nothing of (at x = 0 its level is 0). Where |g|
+        # no longer falls although the step is small against the whole move, they are reached.
         done = done | ((off >= 0.9 * previous) & (iteration > 0) & (jnp.max(jnp.abs(step)) <= little))
         return jnp.where(done, x, x - step), done, off, iteration + 1
 

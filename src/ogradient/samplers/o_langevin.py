@@ -6,7 +6,8 @@ x ← x + η(v♯ + D s + T r) + √(2ηT) D ξ,  ξ ~ N(0, I)                  
 In code the step is one vector u and one rate c, and a single projection: x ← x + D u + J⁺c with
 u = η(s − T ∇½log det G) + √(2ηT) ξ  and  c = −ηψ(g) − ηT [tr(D H_k)]_k.
 Cost per step: one gradient of log π, one of each g_k, one Hessian-vector product of each g_k (conditional measure), and
-the second derivative of g along d directions (exact) or along one per probe (Hutchinson). Unadjusted: the law along the
+the second derivative of g along d directions (exact) or along one per probe (Hutchinson; with a single probe the product serves
+both). Unadjusted: the law along the
 set is off by O(η), and |g| stays at O(η).
 
 Inequalities h ≤ 0 add nothing inside. A step that ends outside is completed by a reflection, x ← x − J⁺(0, 2h) over the rows of
