@@ -90,14 +90,13 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
         # Rows further inside vanish, with their gradient.
         return lambda x: jnp.concatenate([equality(x), jnp.maximum(inequality(x) + depth, 0.0)])
 
-    feasible = lambda x: jnp.all(inequality(x) <= 0)
-
     def measure(constraint: ConstraintFn, x: Array) -> tuple[Frame, Array, Array]:
         """Frame, whether x is on the set, and how far it is off: max |g| and h₊."""
         frame = frame_at(constraint, x)
         m = equality(x).shape[0]
+        feasible = jnp.all(inequality(x) <= 0)
         g = jnp.abs(frame.value[:m])
-        on_set = feasible(x) & jnp.all(g <= rounding_level(frame.jacobian, x)[:m])
+        on_set = feasible & jnp.all(g <= rounding_level(frame.jacobian, x)[:m])
         off = jnp.max(jnp.concatenate([g, jnp.maximum(inequality(x), 0.0), jnp.zeros((1,), x.dtype)]))
         return frame, on_set, off
 
@@ -121,12 +120,6 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
         chosen = jnp.where(
             jnp.any(enough), jnp.argmax(enough), jnp.nanargmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))
         )
-        # Where shorter steps do not change |c| in proportion, and none changes it much, only the roundings of c are left: it may
-        # average many terms, of which |x| knows nothing (at x = 0 the level above is 0).
-        here = size(x)
-        straight = jnp.abs(sizes - (1 - lengths) * here) <= 0.25 * here
-        on_set = on_set | (feasible(x) & ~jnp.any(enough) & ~jnp.all(straight[3:]) & jnp.all(sizes <= 2 * here))
-        best, best_off = jnp.where(on_set, x, best), jnp.where(on_set, off, best_off)
         proposal = x + lengths[chosen] * step
         # No step can come from rows that ask for too much depth together; it shrinks.
         stuck = ~jnp.all(jnp.isfinite(proposal)) | (jnp.all(step == 0) & jnp.all(depth_at(iteration) <= margin))

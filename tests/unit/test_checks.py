@@ -213,3 +213,16 @@ def test_an_inequality_far_from_every_draw_is_told():
     problem = og.Problem(gaussian, sphere, lambda x: x[0] - 50)
     trace = run(problem, MANY)
     assert "inequality[0] was never near its boundary" in og.diagnose(trace)["inequality"].text
+
+
+def test_a_likelihood_that_averages_over_rows_is_noticed():
+    rows = jnp.arange(1.0, 21.0)
+    build = lambda reduce: og.posterior(
+        lambda x: -0.5 * jnp.sum(x**2), lambda x, y: -0.5 * reduce((y - x[0]) ** 2), rows, equality=lambda x, y: x[1]
+    )
+    run = lambda problem: og.sample(
+        0, problem, jnp.ones((2, 2)), algorithm=og.langevin(problem, 1e-3), num_warmup=0, num_samples=1
+    )
+    with pytest.warns(og.ConstraintWarning, match="loglikelihood_fn .* average"):
+        run(build(jnp.mean))
+    run(build(jnp.sum))

@@ -172,3 +172,18 @@ def test_component_fn_sees_what_boxes_cannot():
     with pytest.warns(og.ConstraintWarning, match="2 groups that never meet"):
         trace = run(component_fn=lambda x: jnp.linalg.det(x.reshape(3, 3)) > 0)
     assert trace.sample_stats["component"].shape == (4, 300)
+
+
+@pytest.mark.parametrize("projection", ["newton", "chord"])
+def test_roundings_of_a_constraint_that_averages_rows_do_not_stop_it(projection):
+    rows = jax.random.normal(jax.random.key(0), (2000, 4))
+    weights = jax.random.normal(jax.random.key(1), (2000,))
+    g = lambda x: jnp.mean(weights * jax.nn.sigmoid(rows @ x)) - jnp.mean(weights) / 2  # 0 at 0, but for roundings
+    problem = og.Problem(lambda x: -jnp.sum(jax.nn.softplus(rows @ x)), equality=g)
+    algorithm = og.chmc(problem, 1e-3, num_integration_steps=3, projection=projection)
+    start = jax.vmap(algorithm.init)(jnp.zeros((8, 4)))
+    states, info = jax.vmap(algorithm.step)(jax.random.split(jax.random.key(2), 8), start)
+    assert np.all(info.status == og.Status.OK)
+    assert np.mean(info.is_accepted) > 0.5
+    assert np.abs(info.constraint_value["equality"]).max() < 1e-7
+    assert np.abs(states.position).max() > 1e-4

@@ -223,21 +223,23 @@ def _project(
     little = 1e-3 * jnp.max(jnp.abs(x - origin))
 
     def keep_going(carry: Any) -> Array:
-        _, done, off, iteration = carry
+        _, done, off, _, iteration = carry
         return ~done & (iteration < limit) & (off < jnp.inf)
 
     def improve(carry: Any) -> Any:
-        x, _, previous, iteration = carry
+        x, _, _, previous, iteration = carry
         delta, done, off = residual(x)
         delta = jnp.where(redundant, 0.0, delta) if projection == "newton" else delta
         step = delta @ frame.jacobian
-        # A g that averages many terms has roundings of its own, which |x| knows nothing of (at x = 0 its level is 0). Where |g|
-        # no longer falls although the step is small against the whole move, they are reached.
-        done = done | ((off >= 0.9 * previous) & (iteration > 0) & (jnp.max(jnp.abs(step)) <= little))
-        return jnp.where(done, x, x - step), done, off, iteration + 1
+        # A g that averages many terms has roundings of its own, which |x| knows nothing of (at x = 0 its level is 0). Steps small
+        # against the whole move get smaller still each time, until they are of those roundings.
+        length = jnp.max(jnp.abs(step))
+        done = done | ((length <= little) & (length >= 0.9 * previous))
+        return jnp.where(done, x, x - step), done, off, length, iteration + 1
 
-    start = (x, jnp.zeros((), bool), jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32))
-    x, done, _, iterations = lax.while_loop(keep_going, improve, start)
+    zero, far = jnp.zeros((), x.dtype), jnp.full((), jnp.inf, x.dtype)
+    start = (x, jnp.zeros((), bool), zero, far, jnp.zeros((), jnp.int32))
+    x, done, _, _, iterations = lax.while_loop(keep_going, improve, start)
     return x, done, iterations
 
 
