@@ -250,8 +250,8 @@ def _without(matrix: Array, rows: Array) -> Array:
 
 
 def _judge(value: Array, level: Array) -> tuple[Array, Array]:
-    off = jnp.max(jnp.abs(value) / level)
-    return off <= 1, jnp.where(jnp.isnan(off), jnp.inf, off)
+    off = jnp.minimum(jnp.max(jnp.abs(value) / level), jnp.finfo(value.dtype).max)  # a level may be next to nothing
+    return off <= 1, jnp.where(jnp.all(jnp.isfinite(value)), off, jnp.inf)
 
 
 def _tangent(frame: Frame, p: Array) -> Array:
