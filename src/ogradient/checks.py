@@ -76,7 +76,8 @@ def check_start(
         ensemble: whether a second axis holds the particles.
     """
     if ensemble:
-        _check_particles(positions, settings)
+        if "rkhs_kernel" in settings:
+            _check_particles(positions, settings)
         positions = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])), positions)
     report = jax.tree.map(np.asarray, _inspect_all(problem, positions, constrained))
     who = "particles" if ensemble else "chains"

@@ -110,6 +110,10 @@ def _last(trace: Trace) -> Position:
 
 def _constraint(trace: Trace, problem: Problem | None) -> Finding:
     values = trace.sample_stats["equality"]
+    if trace.provenance["algorithm"] == "control_langevin":
+        mean, largest = np.abs(values[:, -1].mean(axis=1)).max(), np.abs(values[:, -1]).max()
+        text = f"only the mean over particles is constrained: |E g| {mean:.2g}, max |g| {largest:.2g} of a particle."
+        return Finding("constraint", "unknown", text)
     values = np.abs(values[:, -1] if trace.ensemble else values)
     numbers = f"mean |g| {values.mean():.2g}, max |g| {values.max():.2g}"
     if problem is None:
@@ -187,7 +191,7 @@ def _table(trace: Trace) -> pd.DataFrame:
 def _mixing(trace: Trace, table: pd.DataFrame | None) -> tuple[Finding, Finding]:
     if table is None:
         reason = (
-            "not given for particles: they are one interacting ensemble moved by a deterministic flow, not a Markov chain, so "
+            "not given for particles: they are one interacting ensemble, not independent Markov chains, so "
             "there is no autocorrelation to judge. Compare independent ensembles, and look at the law below."
         )
         return Finding("R-hat", "unknown", reason), Finding("ESS", "unknown", reason)
@@ -218,6 +222,8 @@ def _law(trace: Trace, problem: Problem | None, table: pd.DataFrame | None) -> F
     subject = "law along the set"
     if problem is None:
         return Finding(subject, "unknown", "pass the problem to have it tested.")
+    if trace.provenance["algorithm"] == "control_langevin":
+        return Finding(subject, "unknown", "with a constraint on the mean the law does not live on the set.")
     if problem.source is not None and problem.source.model.batch_fn is not None:
         return Finding(subject, "unknown", "the Stein test needs the score of all the data; these come batch by batch.")
     draws = _last(trace)

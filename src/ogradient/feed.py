@@ -31,25 +31,28 @@ class Feed:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(self.like))
         self.length = int(np.clip(FEED_BYTES // max(size, 1), 1, FEED_STEPS))
         self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ogradient-feed")
-        self.next: tuple[int, int, Future] | None = None
+        self.ready: dict[int, Any] = {}
+        self.fetching: Future | None = None
 
     def take(self, begin: int, steps: int, total: int) -> Any:
         """Batches of steps `begin` to `begin + steps`, first axis `length` whatever `steps` is (one compilation)."""
-        fetched = self.next is not None and self.next[:2] == (begin, steps)
-        batches = self.next[2].result() if self.next is not None and fetched else self._load(begin, steps)
-        ahead = begin + steps, min(self.length, total - begin - steps)
-        self.next = (*ahead, self.pool.submit(self._load, *ahead)) if ahead[1] > 0 else None
-        return batches
+        if self.fetching is not None:
+            self.fetching.result()  # so that one thread at a time calls batch_fn, and each step once
+        end = begin + steps
+        self._fetch(begin, end)
+        batches = [self.ready.pop(step) for step in range(begin, end)] or [self.like]
+        self.fetching = self.pool.submit(self._fetch, end, min(end + self.length, total))
+        short = self.length - len(batches)
+        return jax.device_put(jax.tree.map(lambda *leaves: np.stack([*leaves, *[leaves[-1]] * short]), *batches))
 
     def close(self) -> None:
-        """Forget what was fetched ahead."""
+        """Fetch no more."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, begin: int, steps: int) -> Any:
-        batches = [self._batch(step) for step in range(begin, begin + steps)] or [self.like]
-        short = self.length - len(batches)
-        stacked = jax.tree.map(lambda *leaves: np.stack([*leaves, *[leaves[-1]] * short]), *batches)
-        return jax.device_put(stacked)
+    def _fetch(self, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            if step not in self.ready:
+                self.ready[step] = self._batch(step)
 
     def _batch(self, step: int) -> Any:
         batch = jax.tree.map(np.asarray, self.batch_fn(step))

@@ -200,6 +200,10 @@ def posterior(
                 raise ValueError(f"{name} is for data in memory; batch_fn decides the size of its batches itself.")
         data = batch_fn(0)
     arrays = as_arrays(data)
+    if batch_fn is not None and count_rows(arrays) > rows:
+        raise ValueError(
+            f"num_rows is {rows}, fewer than the {count_rows(arrays)} rows of batch_fn(0); it counts all rows."
+        )
     if batch_fn is None:
         rows = count_rows(arrays)
         if num_rows not in (None, rows):
@@ -247,9 +251,14 @@ def with_batch(problem: Problem, batch: Batch) -> Problem:
     if problem.source is None:
         raise ValueError("with_batch is for problems of og.posterior; this one has no data.")
     model = problem.source.model
-    if model.batch_fn is None:
-        return dataclasses.replace(model, num_rows=count_rows(batch)).problem(batch)
-    return dataclasses.replace(model, fed=True).problem(batch)
+    batch = jax.tree.map(jnp.asarray, batch)
+    if model.batch_fn is not None:
+        return dataclasses.replace(model, fed=True).problem(batch)
+    rows, size = count_rows(batch), model.constraint_batch_size
+    if (model.batch_size or 0) > rows or (size not in (None, model.num_rows) and size > rows):
+        raise ValueError(f"the batch has {rows} rows, fewer than the batch sizes of the problem.")
+    size = rows if size == model.num_rows else size
+    return dataclasses.replace(model, num_rows=rows, constraint_batch_size=size).problem(batch)
 
 
 def count_rows(batch: Batch) -> int:

@@ -131,7 +131,12 @@ def power_decay(initial: float, exponent: float = 0.55) -> Schedule:
     check_positive("initial", initial)
     if not 0 <= exponent <= 1:
         raise ValueError(f"exponent must lie in [0, 1], or the chain stops short of its law; got {exponent!r}.")
-    return lambda iteration: initial * (1.0 + iteration) ** -exponent
+
+    def schedule(iteration: Any) -> Any:
+        t = iteration.astype(float) if isinstance(iteration, jax.Array) else float(iteration)
+        return initial * (1.0 + t) ** -exponent
+
+    return schedule
 
 
 def check_positive(name: str, value: Any) -> None:

@@ -31,7 +31,7 @@ from ogradient.samplers.svgd import flatten_particles
 from ogradient.status import Status
 from ogradient.stein import over_particles
 
-SWEEPS = 100  # of the solver for λ where inequalities are among the rows
+SWEEPS = 100  # of the solver for λ
 
 
 class ControlState(NamedTuple):
@@ -109,8 +109,8 @@ def build_kernel(
 def solve_multipliers(gram: Array, wanted: Array, signed: Array) -> Array:
     """λ with gram λ = wanted; where `signed`, λ ≥ 0 and gram λ ≥ wanted, one of the two with equality.
 
-    Without signed rows this is a linear system. With them Gauss–Seidel sweeps clip as they go, which is exact for one row and
-    converges for any positive definite Gram matrix. Rows without any gradient get 0.
+    Gauss–Seidel sweeps that clip as they go tell which signed rows have λ > 0; for those and the unsigned rows it is a linear
+    system. Rows without any gradient get 0.
     """
     scale = jnp.diagonal(gram)
     safe = jnp.where(scale > 0, scale, 1.0)
@@ -121,7 +121,14 @@ def solve_multipliers(gram: Array, wanted: Array, signed: Array) -> Array:
         return multiplier.at[k].set(jnp.where(scale[k] > 0, new, 0.0))
 
     sweep = lambda _, multiplier: lax.fori_loop(0, wanted.size, one, multiplier)
-    return lax.fori_loop(0, 1 if wanted.size == 1 else SWEEPS, sweep, jnp.zeros_like(wanted))
+    swept = lax.fori_loop(0, 1 if wanted.size == 1 else SWEEPS, sweep, jnp.zeros_like(wanted))
+    kept = (scale > 0) & (~signed | (swept > 0))
+    matrix = jnp.where(kept[:, None] & kept[None], gram, jnp.eye(wanted.size, dtype=gram.dtype))
+    exact = jnp.linalg.solve(matrix, jnp.where(kept, wanted, 0.0))
+    fits = jnp.all(
+        jnp.isfinite(exact) & (~signed | (exact >= 0))
+    )  # not where rows say the same, or sweeps chose wrongly
+    return jnp.where(fits, exact, swept)
 
 
 def control_langevin(
