@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -182,64 +183,25 @@ def run_measure(
         _finish("measure", *measure.run(measure.Config(chains, samples, seed), out, progress=not quiet))
 
 
-@run_app.command("income")
-def run_income(
-    data: Data = None,
-    quick: Quick = False,
-    steps: Steps = None,
-    seeds: Seeds = None,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """A Bayesian network on Adult whose predictions must not covary with sex: all samplers along training."""
-    from ogradient.experiments import income
+def _add_experiment_on_data(name: str) -> None:
+    """A command for an experiment that follows samplers along training, on a real table."""
 
-    _run_on_data("income", income, data, quick, out, quiet, steps=steps, seeds=seeds)
+    def command(
+        data: Data = None,
+        quick: Quick = False,
+        steps: Steps = None,
+        seeds: Seeds = None,
+        out: Out = Path("results"),
+        quiet: Quiet = False,
+    ) -> None:
+        module = importlib.import_module(f"ogradient.experiments.{name}")
+        _run_on_data(name, module, data, quick, out, quiet, steps=steps, seeds=seeds)
 
-
-@run_app.command("moment")
-def run_moment(
-    data: Data = None,
-    quick: Quick = False,
-    steps: Steps = None,
-    seeds: Seeds = None,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """Constraining every draw (o_langevin) against constraining their mean (control_langevin), on Adult."""
-    from ogradient.experiments import moment
-
-    _run_on_data("moment", moment, data, quick, out, quiet, steps=steps, seeds=seeds)
+    run_app.command(name, help=EXPERIMENTS[name])(command)
 
 
-@run_app.command("loan")
-def run_loan(
-    data: Data = None,
-    quick: Quick = False,
-    steps: Steps = None,
-    seeds: Seeds = None,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """Logistic regression on Lending Club that obeys two logic rules: all samplers along training."""
-    from ogradient.experiments import loan
-
-    _run_on_data("loan", loan, data, quick, out, quiet, steps=steps, seeds=seeds)
-
-
-@run_app.command("tradeoff")
-def run_tradeoff(
-    data: Data = None,
-    quick: Quick = False,
-    steps: Steps = None,
-    seeds: Seeds = None,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """Accuracy against fairness on Adult: the covariance held within several levels."""
-    from ogradient.experiments import tradeoff
-
-    _run_on_data("tradeoff", tradeoff, data, quick, out, quiet, steps=steps, seeds=seeds)
+for _name in ("income", "moment", "loan", "tradeoff"):
+    _add_experiment_on_data(_name)
 
 
 @run_app.command("reference")

@@ -109,15 +109,11 @@ def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = Tru
     return follow(
         entries(problem, len(dataset.train.label)),
         model,
-        dataset.train,
-        dataset.test,
+        dataset,
         out / "income",
-        particles=config.particles,
-        steps=config.steps,
-        checkpoints=config.checkpoints,
-        seeds=config.seeds,
-        data=dataset.provenance | {"hidden": config.hidden},
+        config,
         progress=progress,
+        hidden=config.hidden,
     )
 
 

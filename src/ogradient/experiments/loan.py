@@ -141,19 +141,7 @@ SHOWN = (
 def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = True) -> dict[str, list[Run]]:
     """All runs; those already in the folder are read."""
     model = logistic(dataset.train.features.shape[1])
-    return follow(
-        entries(model, dataset.train),
-        model,
-        dataset.train,
-        dataset.test,
-        out / "loan",
-        particles=config.particles,
-        steps=config.steps,
-        checkpoints=config.checkpoints,
-        seeds=config.seeds,
-        data=dataset.provenance,
-        progress=progress,
-    )
+    return follow(entries(model, dataset.train), model, dataset, out / "loan", config, progress=progress)
 
 
 def run(

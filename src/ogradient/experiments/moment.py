@@ -41,15 +41,11 @@ def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = Tru
     return follow(
         [Entry(label, problem, algorithm) for label, algorithm in algorithms.items()],
         model,
-        dataset.train,
-        dataset.test,
+        dataset,
         out / "moment",
-        particles=config.particles,
-        steps=config.steps,
-        checkpoints=config.checkpoints,
-        seeds=config.seeds,
-        data=dataset.provenance | {"hidden": config.hidden},
+        config,
         progress=progress,
+        hidden=config.hidden,
     )
 
 

@@ -44,6 +44,7 @@ class Config:
     particles: int = 10
     hidden: int = 50
     steps: int = 2000
+    checkpoints: int = 4
     seeds: int = 3
 
 
@@ -75,19 +76,7 @@ def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = Tru
             text = f"|g| ≤ {level:g}" if level else "g = 0"
             entries.append(Entry(f"{name}, {text}", problem, o_langevin(problem, eta, alpha=PULL / eta)))
         entries.append(Entry(f"{name}, unconstrained", entries[0].problem, langevin(entries[0].problem, eta)))
-        found[name] = follow(
-            entries,
-            model,
-            dataset.train,
-            dataset.test,
-            out / "tradeoff",
-            particles=config.particles,
-            steps=config.steps,
-            checkpoints=4,
-            seeds=config.seeds,
-            data=dataset.provenance | {"hidden": config.hidden},
-            progress=progress,
-        )
+        found[name] = follow(entries, model, dataset, out / "tradeoff", config, progress=progress, hidden=config.hidden)
     return found
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ogradient.datasets import Split
+from ogradient.datasets import Dataset
 from ogradient.evaluation import evaluate
 from ogradient.experiments.folder import write_atomically
 from ogradient.plots import COLOURS, draw_curves, new_figure
@@ -99,39 +99,38 @@ class Run:
 def follow(
     entries: Sequence[Entry],
     model: Classifier,
-    train: Split,
-    test: Split,
+    dataset: Dataset,
     folder: Path,
+    config: Any,
     *,
-    particles: int,
-    steps: int,
-    checkpoints: int,
-    seeds: int,
-    data: Mapping[str, Any],
     progress: bool,
+    **data: Any,
 ) -> dict[str, list[Run]]:
-    """All entries with all seeds, from the folder where they are there already with the same settings."""
+    """All entries with all seeds, from the folder where they are there already with the same settings.
+
+    `config` has particles, steps, checkpoints and seeds; `data` is what else decides the runs.
+    """
     runs: dict[str, list[Run]] = {}
     for entry in entries:
-        for seed in range(seeds):
+        for seed in range(config.seeds):
             sampler, _ = describe(entry.algorithm)
             about = {
                 "label": entry.label,
                 "sampler": sampler,
                 "settings": plain_settings(entry.algorithm),
                 "seed": seed,
-                "particles": particles,
-                "steps": steps,
-                "checkpoints": checkpoints,
-                "data": dict(data),
+                "particles": config.particles,
+                "steps": config.steps,
+                "checkpoints": config.checkpoints,
+                "data": dataset.provenance | data,
             }
             name = entry.label.replace(" ", "_").replace("/", "_")
             path = folder / "runs" / f"{name}-{seed}.json"
             record = read_record(path, about)
             if record is None:
                 if progress:
-                    print(f"{entry.label}, seed {seed}: {steps:,} steps", flush=True)
-                record = _record(entry, model, train, test, about)
+                    print(f"{entry.label}, seed {seed}: {config.steps:,} steps", flush=True)
+                record = _record(entry, model, dataset, about)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, json.dumps(record))
             runs.setdefault(entry.label, []).append(_as_run(record))
@@ -148,7 +147,7 @@ def read_record(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
     return record if {key: record["about"].get(key) for key in wanted} == wanted else None
 
 
-def _record(entry: Entry, model: Classifier, train: Split, test: Split, about: dict[str, Any]) -> dict[str, Any]:
+def _record(entry: Entry, model: Classifier, dataset: Dataset, about: dict[str, Any]) -> dict[str, Any]:
     ensemble = is_ensemble(entry.algorithm.step)
     keys = jax.random.split(jax.random.key(1000 + about["seed"]), about["particles"])
     starts = jax.vmap(model.start)(keys)
@@ -167,7 +166,7 @@ def _record(entry: Entry, model: Classifier, train: Split, test: Split, about: d
     trace = with_start(trace, starts, entry.problem)
     predict = lambda position, rows: jax.nn.sigmoid(model.logit(position, rows))
     found = {}
-    for name, split in (("train", train), ("test", test)):
+    for name, split in (("train", dataset.train), ("test", dataset.test)):
         probability = by_particle(trace, trace.apply(predict, jnp.asarray(split.features), batch_size=TOGETHER))
         judge = partial(evaluate, label=split.label, sensitive=split.sensitive, rule=split.rule)
         found[name] = judge(probability).per_sample
