@@ -75,6 +75,8 @@ KERNELS = {
     "langevin": lambda p: og.langevin(p, 0.01, temperature=2.0),
     "o_langevin-exact": lambda p: og.o_langevin(p, 0.01, correction="exact"),
     "o_langevin-hutchinson": lambda p: og.o_langevin(p, 0.01, correction="hutchinson", num_probes=3),
+    "o_langevin-probe": lambda p: og.o_langevin(p, 0.01, correction="hutchinson"),
+    "control_langevin": lambda p: og.control_langevin(p, 0.01, alpha=20.0),
     "o_langevin-none": lambda p: og.o_langevin(p, 0.01, correction="none", alpha=20.0, beta=0.5, temperature=2.0),
     "svgd-rbf": lambda p: og.svgd(p, 0.05),
     "o_svgd-exact": lambda p: og.o_svgd(p, 0.05, correction="exact"),
@@ -91,7 +93,8 @@ def test_every_sampler_is_here():
     assert {name.split("-")[0] for name in KERNELS} == set(og.SAMPLERS)
 
 
-EXACT = [name for name in KERNELS if name.startswith("c")]
+EXACT = [name for name in KERNELS if name.startswith(("chmc", "clangevin"))]
+LOOPS = [*EXACT, "control_langevin"]
 
 
 # O-SVGD compiles for long; its geometry is O-Langevin's, so one number of constraints each will do.
@@ -99,17 +102,17 @@ ROWS = {"o_svgd-exact": [1], "o_svgd-imq": [2], "svgd-rbf": [1], "langevin": [1]
 
 
 @pytest.mark.parametrize(
-    ("name", "m"), [(name, m) for name in KERNELS if name not in EXACT for m in ROWS.get(name, CONSTRAINTS)]
+    ("name", "m"), [(name, m) for name in KERNELS if name not in LOOPS for m in ROWS.get(name, CONSTRAINTS)]
 )
 @given(x=points, seed=seeds)
 def test_kernels(name, m, x, seed):
     compare_kernels(name, m, x, seed)
 
 
-# Loops that run until a solver converges compile anew in every eager call: two points each must do for the exact samplers.
-@pytest.mark.parametrize("name", EXACT)
+# Loops compile anew in every eager call: two points each must do for the samplers that have a solver.
+@pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("m", [1, 2])
-def test_exact_kernels(name, m):
+def test_kernels_with_loops(name, m):
     compared = 0
     for seed in range(8):
         if compared < 2:
@@ -118,13 +121,13 @@ def test_exact_kernels(name, m):
 
 
 def compare_kernels(name, m, x, seed):
-    if "svgd" in name:  # an ensemble around the point
+    if "svgd" in name or "control" in name:  # an ensemble around the point
         x = x[None] + np.array([[0.0], [0.3], [-0.5], [0.9]])
     cases = [conditioning(m, point) for point in np.atleast_2d(x)]
     condition, shortest = max(c for c, _ in cases), min(s for _, s in cases)
     if condition > 1e3 or shortest < 0.1:
         return False
-    if name.startswith("c"):  # exact samplers start on the set
+    if name in EXACT:  # exact samplers start on the set
         with jax.enable_x64(True):
             landing = og.land(og.Problem(lambda x: 0.0, CONSTRAINTS[m]), jnp.asarray(x)[None])
         x = np.asarray(landing.position[0])
@@ -147,7 +150,7 @@ def compare_kernels(name, m, x, seed):
         patch.setattr(jax.random, "uniform", shared_uniform)
         step = _compiled(name, m, algorithm)
         single, info = step(key, algorithm.init(jnp.asarray(x, jnp.float32)))
-        if name.startswith("c") and (int(info.status) or not bool(info.is_accepted)):
+        if name in EXACT and (int(info.status) or not bool(info.is_accepted)):
             return False  # a start on the set in float64 is off it by a rounding in float32: the solver may see that
         with jax.enable_x64(True):
             double, _ = algorithm.step(key, algorithm.init(jnp.asarray(x, jnp.float64)))
