@@ -18,6 +18,13 @@ settings.register_profile("gate", deadline=None, derandomize=True, max_examples=
 settings.load_profile("gate")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Every compiled program keeps memory maps, of which a process may have 65,530; a thousand tests in one would need more."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def lenient_promotion():
     """For other people's code, which mixes dtypes and ranks itself: our strictness is not theirs."""

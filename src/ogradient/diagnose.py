@@ -191,7 +191,7 @@ def _table(trace: Trace) -> pd.DataFrame:
 def _mixing(trace: Trace, table: pd.DataFrame | None) -> tuple[Finding, Finding]:
     if table is None:
         reason = (
-            "not given for particles: they are one interacting ensemble, not independent Markov chains, so "
+            "not given for particles: they are one interacting ensemble, not a Markov chain, so "
             "there is no autocorrelation to judge. Compare independent ensembles, and look at the law below."
         )
         return Finding("R-hat", "unknown", reason), Finding("ESS", "unknown", reason)
