@@ -99,6 +99,25 @@ def test_the_default_sampler_takes_all_rows():
     trace = og.sample(0, make(), STARTS, num_warmup=100, num_samples=100, progress=False)
     assert trace.provenance["algorithm"] == "chmc"
     assert np.abs(trace.sample_stats["equality"]).max() < 1e-5
+    assert trace.sample_stats["is_accepted"].mean() > 0.5
+
+
+@pytest.mark.usefixtures("lenient_promotion")
+def test_chains_that_start_at_0_leave_it():
+    # There |x| says nothing of how far a first move may go, nor of the roundings of a g that averages rows.
+    rng = np.random.default_rng(0)
+    group = (rng.random(2000) < 0.6).astype(np.float32)
+    rows = rng.normal(size=(2000, 5)).astype(np.float32) + 0.5 * group[:, None]
+    label = (rows.sum(axis=1) + rng.logistic(size=2000) > 0).astype(np.float32)
+    problem = og.posterior(
+        lambda w: -0.5 * jnp.sum(w**2),
+        lambda w, batch: jnp.sum(batch[1] * (batch[0] @ w) - jax.nn.softplus(batch[0] @ w)),
+        (rows, label, group),
+        equality=lambda w, batch: jnp.mean((batch[2] - jnp.mean(batch[2])) * jax.nn.sigmoid(batch[0] @ w)),
+    )
+    trace = og.sample(0, problem, jnp.zeros((4, 5)), num_samples=250, progress=False)
+    assert np.abs(trace["x"]).mean() > 0.1
+    assert trace.summary()["r_hat"].max() < 1.1
 
 
 def test_data_may_be_any_pytree_with_columns_of_any_numbers():

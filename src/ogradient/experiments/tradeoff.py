@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from ogradient.datasets import Dataset, Split, adult
+from ogradient.experiments import income
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.income import LANGEVIN_STEP, PULL, covariance
 from ogradient.experiments.training import (
@@ -37,15 +38,10 @@ MODELS = ("logistic", "mlp")
 
 
 @dataclass(frozen=True)
-class Config:
-    """Everything that decides the result."""
+class Config(income.Config):
+    """Everything that decides the result: as in the income experiment, of which the end is what counts here."""
 
-    rows: int = 20_000
-    particles: int = 10
-    hidden: int = 50
-    steps: int = 2000
     checkpoints: int = 4
-    seeds: int = 3
 
 
 QUICK = Config(rows=4000, steps=300, seeds=1)
