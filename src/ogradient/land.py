@@ -120,6 +120,13 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
         chosen = jnp.where(
             jnp.any(enough), jnp.argmax(enough), jnp.nanargmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))
         )
+        # A g that averages many terms has roundings that |x| knows nothing of (at x = 0 its level is 0): where no step helps, those
+        # of an x of length 1 will do.
+        m = equality(x).shape[0]
+        least = rounding_level(frame.jacobian, 1 + jnp.abs(x))[:m]
+        settled = ~jnp.any(enough) & jnp.all(inequality(x) <= 0) & jnp.all(jnp.abs(frame.value[:m]) <= least)
+        on_set = on_set | settled
+        best, best_off = jnp.where(settled, x, best), jnp.where(settled, off, best_off)
         proposal = x + lengths[chosen] * step
         # No step can come from rows that ask for too much depth together; it shrinks.
         stuck = ~jnp.all(jnp.isfinite(proposal)) | (jnp.all(step == 0) & jnp.all(depth_at(iteration) <= margin))
