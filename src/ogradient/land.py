@@ -120,8 +120,8 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
         chosen = jnp.where(
             jnp.any(enough), jnp.argmax(enough), jnp.nanargmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))
         )
-        # A g that averages many terms has roundings that |x| knows nothing of (at x = 0 its level is 0): where no step helps, those
-        # of an x of length 1 will do.
+        # A g that averages many terms has roundings that |x| knows nothing of (at x = 0 its level is 0):
+        # where no step helps, those of an x of length 1 will do.
         m = equality(x).shape[0]
         least = rounding_level(frame.jacobian, 1 + jnp.abs(x))[:m]
         settled = ~jnp.any(enough) & jnp.all(inequality(x) <= 0) & jnp.all(jnp.abs(frame.value[:m]) <= least)
