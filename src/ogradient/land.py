@@ -6,7 +6,7 @@ x ← x − t J⁺c(x),  c = (g, (h + δ)₊),  t the first of 1, ½, ¼, … th
 boundary itself a density is often at its worst), the same length for all rows, and is halved each time, down to √eps.
 
 Each iteration costs one frame and the values of c at eight points. It converges quadratically near the set, and stops where
-|g| is a few roundings: 8 eps Σ_i |∂_i g||x_i|.
+|g| is a few roundings, 8 eps Σ_i |∂_i g||x_i|, or, where no step shortens c any more, 8 eps ‖∇g‖ above that.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
         # A g that averages many terms has roundings that |x| knows nothing of (at x = 0 its level is 0):
         # where no step helps, those of an x of length 1 will do.
         m = equality(x).shape[0]
-        least = rounding_level(frame.jacobian, 1 + jnp.abs(x))[:m]
+        least = (rounding_level(frame.jacobian, x) + ROUNDINGS * jnp.finfo(x.dtype).eps * norms)[:m]
         settled = ~jnp.any(enough) & jnp.all(inequality(x) <= 0) & jnp.all(jnp.abs(frame.value[:m]) <= least)
         on_set = on_set | settled
         best, best_off = jnp.where(settled, x, best), jnp.where(settled, off, best_off)
