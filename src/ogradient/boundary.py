@@ -28,7 +28,8 @@ def stay_inside(
 
     A y inside stays. Outside, the (at most `max_active`) most violated rows of h are brought to their mirror images −h by the
     shortest move along {g = 0}: (D∇h)⁺(−2h), with the D of `frame`. If that is still outside, where boundaries
-    meet, the move is refused and x stays: once inside, always inside. From an x outside, rows move by `pull(h)` instead.
+    meet, the move is refused and x stays: once inside, always inside. From an x outside, rows move by `pull(h)` instead;
+    from one where h is NaN nothing can be said, and the end is NaN.
     """
     y = lax.optimization_barrier(y)  # otherwise the compiler computes y, random numbers and all, once per use of it
     value, pullback = jax.vjp(inequality, y)
@@ -43,12 +44,14 @@ def stay_inside(
     tangent = normals - solve(frame, frame.jacobian @ normals.T).T @ frame.jacobian
     rows_of_h = factor(violation, tangent, active)
     inside = lambda point: jnp.all(inequality(point) <= 0)
-    from_inside = inside(x)
+    here = inequality(x)
+    from_inside = jnp.all(here <= 0)
     change = jnp.where(active, -jnp.where(from_inside, 2 * violation, pull(violation)), 0.0)
     mirrored = y + solve(rows_of_h, change) @ tangent
     left = ~jnp.all(value <= 0)  # NaN is outside too, and has no mirror image
     refused = left & from_inside & ~inside(mirrored)
-    return jnp.where(refused, x, jnp.where(left, mirrored, y)), left
+    end = jnp.where(refused, x, jnp.where(left, mirrored, y))
+    return jnp.where(jnp.any(jnp.isnan(here)), jnp.nan, end), left
 
 
 def boundary_weight(

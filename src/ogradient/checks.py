@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from ogradient.geometry import frame_at, steer, value_and_jacobian
 from ogradient.land import land
-from ogradient.problem import Position, Problem
+from ogradient.problem import Position, Problem, shapes_of
 from ogradient.status import Status, warn
 from ogradient.trace import Trace, leaf_names
 
@@ -64,7 +64,13 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
 
 
 def check_start(
-    problem: Problem, positions: Position, settings: dict[str, Any], *, constrained: bool, ensemble: bool = False
+    problem: Problem,
+    positions: Position,
+    settings: dict[str, Any],
+    *,
+    constrained: bool,
+    every_draw: bool = True,
+    ensemble: bool = False,
 ) -> None:
     """Evaluate the problem at the starts: finite? constraint constant, squared, unattainable? pull too strong?
 
@@ -73,6 +79,7 @@ def check_start(
         positions: checked starts of all chains.
         settings: of the algorithm (step_size, alpha, beta).
         constrained: whether the algorithm uses the constraint, so that its faults matter.
+        every_draw: whether every draw is to obey it, not only their mean.
         ensemble: whether a second axis holds the particles.
     """
     if ensemble:
@@ -83,7 +90,7 @@ def check_start(
     who = "particles" if ensemble else "chains"
     for name, argument in (("logdensity", "logdensity_fn"), ("score", "the gradient of logdensity_fn")):
         _refuse_non_finite(argument, report[name], who)
-    _warn_averaged(problem, positions)
+    _warn_not_a_sum(problem, positions)
     if not constrained:
         return
     values, norms = report["values"], report["norms"]  # (chains, 1 + NEWTON_STEPS, m)
@@ -95,14 +102,17 @@ def check_start(
         if flat.size:
             raise ValueError(
                 f"the gradient of {kind}[{flat[0]}] is zero at every start: either it does not depend on the position, or "
-                "the starts sit on a critical point of it. Check the function, or start elsewhere."
+                "the starts sit on a critical point of it, or it counts answers (p > 0.5), which has no gradient: use the "
+                "probabilities. Check the function, or start elsewhere."
             )
-    if problem.inequality is not None:
+    _warn_partial(problem)
+    if problem.inequality is not None and every_draw:
         _warn_infeasible(problem, positions, report["bounds"])
     if problem.equality is None:
         return
-    _warn_squared(values)
-    _warn_unattainable(values, norms, report["size"], dependent=bool(report["deficient"][:, 0].all()))
+    if every_draw:
+        _warn_squared(values)
+        _warn_unattainable(values, norms, report["size"], dependent=bool(report["deficient"][:, 0].all()))
     _warn_capped(values[:, 0], settings)
 
 
@@ -133,20 +143,52 @@ def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[st
     return report | {"values": values, "norms": norms, "size": size, "deficient": deficient}
 
 
-def _warn_averaged(problem: Problem, positions: Position) -> None:
-    """A likelihood that is the same for rows given twice averages over rows, where sums are scaled by N/B here."""
-    if problem.source is None or problem.source.model.loglikelihood_fn is None:
+def _warn_not_a_sum(problem: Problem, positions: Position) -> None:
+    """A sum over rows given twice is twice the sum over the rows; an average is once that, rows against rows four times.
+
+    A likelihood that cannot take other rows than its own (it may hold weights of its own) is not looked at.
+    """
+    if problem.source is None:
         return
-    once = jax.tree.map(lambda leaf: leaf[:8], problem.source.data)
-    twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), once)
-    likelihood = problem.source.model.loglikelihood_fn
+    model, data = problem.source.model, problem.source.data
+    once = jax.tree.map(lambda leaf: leaf[: model.batch_size], data)
     position = jax.tree.map(lambda leaf: leaf[0], positions)
-    single, double = (float(likelihood(position, batch)) for batch in (once, twice))
-    if single != 0 and abs(double - single) <= 1e-3 * abs(single):
+    name = "loglikelihood_fn" if model.joint_fn is None else "joint_fn"
+    try:
+        once = once if model.augment is None else model.augment(jax.random.key(0), once)
+        twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), once)
+        value = lambda batch: model.bind(batch, batch, 1.0).logdensity_fn(position) - model.logprior_fn(position)
+        single, double = (float(jax.jit(value)(batch)) for batch in (once, twice))
+    except Exception:  # whatever a user's function may raise on a batch of another size
+        return
+    same = lambda factor: single != 0 and abs(double - factor * single) <= 1e-3 * abs(single)
+    if same(1):
         warn(
-            "loglikelihood_fn has the same value for some rows and for those rows given twice: it seems to average over rows. "
+            f"{name} has the same log likelihood for some rows and for those rows given twice: it seems to average over rows. "
             "Sum over them (jnp.sum): the factor N/B for minibatches is applied by og.posterior."
         )
+    if same(4):
+        warn(
+            f"the log likelihood of {name} is four times as large for rows given twice, not twice: it seems to set all rows "
+            f"against all rows, as arrays of shapes (N,) and (N, 1) do. The data have shapes {shapes_of(data)}; use y.ravel()."
+        )
+
+
+def _warn_partial(problem: Problem) -> None:
+    """A constraint on the likelihood's few rows is seldom meant; given a size of its own, it is."""
+    model = None if problem.source is None else problem.source.model
+    if (
+        model is None
+        or model.batch_size is None
+        or model.constraint_batch_size is not None
+        or model.joint_fn is not None
+    ):
+        return
+    warn(
+        f"the constraint sees {model.batch_size} of {model.num_rows} rows in each step. Draws obey the noise of those rows too, "
+        "which biases them, throws them out of h <= 0, and can make chains diverge: pass "
+        f"constraint_batch_size={model.num_rows} to og.posterior (all rows), or a size of your choice if you mean it."
+    )
 
 
 def _refuse_non_finite(what: str, values: np.ndarray, who: str) -> None:
@@ -313,9 +355,7 @@ def _warn_unattainable(values: np.ndarray, norms: np.ndarray, size: np.ndarray, 
 def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
     if "alpha" not in settings:
         return
-    step_size, alpha, beta = settings["step_size"], settings["alpha"], settings["beta"]
-    step_size = 1.0 if step_size is None else step_size  # an optimiser's own: the landing is then one Newton step
-    eta = float(step_size(jnp.zeros((), jnp.int32))) if callable(step_size) else float(step_size)
+    eta, alpha, beta = _first_step_size(settings), settings["alpha"], settings["beta"]
     factor = (1.0 if alpha is None else alpha * eta) * np.abs(value) ** beta
     largest = float(np.max(factor))
     if largest > 1 + 1e-6:
@@ -324,3 +364,9 @@ def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
             f"alpha * step_size * |g|**beta is {largest:.3g} at the start; a step with more than 1 overshoots the set, so it "
             f"is capped at 1 (one Newton step). Use alpha <= {enough:.3g} to have the rate you ask for from the first step on."
         )
+
+
+def _first_step_size(settings: dict[str, Any]) -> float:
+    step_size = settings["step_size"]
+    step_size = 1.0 if step_size is None else step_size  # an optimiser's own: the landing is then one Newton step
+    return float(step_size(jnp.zeros((), jnp.int32))) if callable(step_size) else float(step_size)

@@ -18,6 +18,15 @@ JITTER = 0.2  # of the step of a tuned chmc
 LEAST_ACCEPTANCE = 0.2  # of a tuned chmc; below, its moves fail for reasons that tuning cannot mend
 
 
+def check_name(name: str | None) -> None:
+    """Refuse a name whose settings are not found here."""
+    if name is not None and name not in TUNED:
+        raise ValueError(
+            f"algorithm must be an algorithm, such as og.o_svgd(problem, 0.1), or one of the names {TUNED} whose settings are "
+            f"found in warm-up; got {name!r}."
+        )
+
+
 def choose(
     problem: Problem,
     positions: Position,
@@ -28,19 +37,19 @@ def choose(
     progress: bool,
 ) -> tuple[SamplingAlgorithm, Position]:
     """The algorithm with its settings, and where its chains start."""
-    if name is not None and name not in TUNED:
+    if not problem.constrained:
         raise ValueError(
-            f"algorithm must be an algorithm, such as og.o_svgd(problem, 0.1), or one of the names {TUNED} whose settings are "
-            f"found in warm-up; got {name!r}."
+            "the problem has no constraint, and og.sample tunes constrained samplers only: pass equality=... or inequality=... "
+            "to it, or algorithm=og.langevin(problem, step_size) to sample without."
         )
     if problem.stochastic:
         raise ValueError(
             "settings are found in warm-up only with all the data in every step; with minibatches give them: "
-            "algorithm=og.o_langevin(problem, step_size)."
+            "algorithm=og.o_langevin(problem, step_size, alpha=0.1 / step_size), and all rows to the constraint where you can: "
+            "og.posterior(..., constraint_batch_size=N)."
         )
     if tolerance is not None:
         check_positive("tolerance", tolerance)
-    o_langevin(problem, 1.0)  # refuses, with the remedy, a problem without a constraint
     positions = bring_inside(problem, positions)
     check_start(problem, positions, {}, constrained=True)
     key = random.fold_in(key, 2**32 - 1)

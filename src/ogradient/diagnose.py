@@ -30,6 +30,8 @@ KSD_DRAWS = 1000
 KSD_LEVEL = 0.01
 VANISHING = 0.02  # of the median norm of a gradient: where it falls below that, the set is hardly smooth
 SCALARS = 1000  # of which R-hat and ESS are computed
+STREAMED = ", on the rows of each step; og.diagnose(trace, og.with_batch(problem, rows)) judges by rows of your choice."
+PARTIAL = " Steps see only some rows and obey their noise too: give all of them, constraint_batch_size=N, or a weaker pull alpha."
 
 
 class Finding(NamedTuple):
@@ -55,9 +57,9 @@ class Diagnosis:
         return next(finding for finding in self.findings if finding.subject == subject)
 
     def __str__(self) -> str:
-        head = (
-            "Nothing speaks against these draws." if self.ok else "Do not rely on these draws before looking into this:"
-        )
+        untested = ", ".join(f.subject for f in self.findings if f.level == "unknown")
+        fine = f"Nothing speaks against these draws{f'; not tested: {untested}' if untested else ''}."
+        head = fine if self.ok else "Do not rely on these draws before looking into this:"
         return "\n".join([head, *(f"  {f.level:8s}  {f.subject}: {f.text}" for f in self.findings)])
 
     __repr__ = __str__
@@ -79,13 +81,15 @@ def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
     all 1,312,000 steps went well.
     """
     problem = trace.problem if problem is None else problem
+    streamed = problem is not None and not problem.whole
+    whole = None if streamed else problem  # has all the data to judge by
     findings = [_status(trace)]
     if "equality" in trace.sample_stats:
-        findings.append(_constraint(trace, problem))
-        if problem is not None:
-            findings.append(_gradients(trace, problem))
+        findings.append(_constraint(trace, whole, streamed=streamed))
+        if whole is not None:
+            findings.append(_gradients(trace, whole))
     if "inequality" in trace.sample_stats:
-        findings.append(_feasibility(trace))
+        findings.append(_feasibility(trace, whole, streamed=streamed))
     table = None if trace.ensemble else _table(trace)
     findings += [*_mixing(trace, table), _law(trace, problem, table)]
     return Diagnosis(tuple(findings))
@@ -108,7 +112,7 @@ def _last(trace: Trace) -> Position:
     return jax.tree.map(lambda leaf: leaf[:, -1].reshape((-1, *leaf.shape[3:])), trace.position)
 
 
-def _constraint(trace: Trace, problem: Problem | None) -> Finding:
+def _constraint(trace: Trace, problem: Problem | None, *, streamed: bool) -> Finding:
     values = trace.sample_stats["equality"]
     if trace.provenance["algorithm"] == "control_langevin":
         mean, largest = np.abs(values[:, -1].mean(axis=1)).max(), np.abs(values[:, -1]).max()
@@ -117,24 +121,28 @@ def _constraint(trace: Trace, problem: Problem | None) -> Finding:
     values = np.abs(values[:, -1] if trace.ensemble else values)
     numbers = f"mean |g| {values.mean():.2g}, max |g| {values.max():.2g}"
     if problem is None:
-        return Finding(
-            "constraint", "unknown", f"{numbers}; pass the problem to have that put into units of the draws."
-        )
+        text = STREAMED if streamed else "; pass the problem to have that put into units of the draws."
+        return Finding("constraint", "unknown", numbers + text)
     draws = _subsample(_last(trace), KSD_DRAWS)
 
-    def distance(problem: Problem, position: Position) -> tuple[jax.Array, jax.Array]:
+    def distance(problem: Problem, position: Position) -> tuple[jax.Array, jax.Array, jax.Array]:
         x, _, constraint, _ = problem.flatten(position)
-        return x, jnp.linalg.norm(landing(frame_at(constraint, x), alpha=1.0))
+        frame = frame_at(constraint, x)
+        return x, frame.value, jnp.linalg.norm(landing(frame, alpha=1.0))
 
-    x, off = (np.asarray(part, np.float64) for part in _over(distance, problem, draws))
+    x, g, off = (np.asarray(part, np.float64) for part in _over(distance, problem, draws))
+    if problem.stochastic:  # what the trace has is of the rows that a step saw
+        numbers = f"on all rows mean |g| {np.abs(g).mean():.2g}, max |g| {np.abs(g).max():.2g}"
     spread = np.sqrt(x.var(axis=0).sum())
     share = float(np.quantile(off, 0.9) / spread) if spread > 0 else np.inf
     level: Level = "fine" if share < 0.05 else "doubtful" if share < 0.25 else "bad"
-    advice = "" if level == "fine" else " Use a smaller step size, or a larger alpha."
+    advice = (
+        "" if level == "fine" else PARTIAL if problem.stochastic else " Use a smaller step size, or a larger alpha."
+    )
     return Finding(
         "constraint",
         level,
-        f"{numbers}; nine in ten draws are within {100 * share:.2g} % of their spread from the set.{advice}",
+        f"{numbers}; nine in ten draws are within {_percent(share)} of their spread from the set.{advice}",
     )
 
 
@@ -149,36 +157,48 @@ def _gradients(trace: Trace, problem: Problem) -> Finding:
     share = values.min(axis=0) / np.maximum(np.median(values, axis=0), np.finfo(values.dtype).tiny)
     row = int(np.argmin(share))
     if share[row] > VANISHING:
-        return Finding("gradient", "fine", f"that of equality is nowhere below {100 * share[row]:.2g} % of its median.")
+        return Finding("gradient", "fine", f"that of equality is nowhere below {_percent(share[row])} of its median.")
     exact = "is_accepted" in trace.sample_stats
     return Finding(
         "gradient",
         "fine" if exact else "doubtful",
-        f"that of equality[{row}] falls to {100 * share[row]:.2g} % of its median at some draws: the set has a singular point, a "
+        f"that of equality[{row}] falls to {_percent(share[row])} of its median at some draws: the set has a singular point, a "
         f"vertex or a crossing. {'Moves on it stay exact.' if exact else 'Steps near it are not to be trusted; use og.chmc.'}",
     )
 
 
-def _feasibility(trace: Trace) -> Finding:
+def _feasibility(trace: Trace, problem: Problem | None, *, streamed: bool) -> Finding:
     values = trace.sample_stats["inequality"]
     values = values[:, -1] if trace.ensemble else values
+    partial_rows = problem is not None and problem.stochastic
+    if partial_rows:  # what the trace has is of the rows that a step saw
+        bounds = lambda problem, position: problem.inequality_fn(position)
+        values = np.asarray(_over(bounds, problem, _subsample(_last(trace), KSD_DRAWS)))  # type: ignore[arg-type]
     outside = (values > 0).any(axis=-1)
     largest = values.reshape(-1, values.shape[-1]).max(axis=0)
     # A row that stays further from its boundary than it ever varies has turned nothing back.
     idle = np.flatnonzero(-largest > np.ptp(values.reshape(-1, values.shape[-1]), axis=0))
     note = f" inequality[{idle[0]}] was never near its boundary (max h {largest[idle[0]]:.2g})." if idle.size else ""
     reflected = float(trace.sample_stats["reflected"].mean()) if "reflected" in trace.sample_stats else 0.0
-    if not outside.any() and reflected > 0.5:
-        text = f"every draw has h ≤ 0, but {100 * reflected:.3g} % of the steps were turned back: use a smaller step size.{note}"
+    if not outside.any() and reflected > 0.5 and not streamed:
+        text = f"every draw has h ≤ 0, but {_percent(reflected)} of the steps were turned back: use a smaller step size.{note}"
         return Finding("inequality", "doubtful", text)
+    if streamed:
+        share = f"{_percent(outside.mean())} of the draws have h > 0 on the rows of their step"
+        return Finding("inequality", "unknown", share + STREAMED)
     if not outside.any():
         return Finding("inequality", "fine", f"every draw has h ≤ 0.{note}")
     level: Level = "doubtful" if outside.mean() < 0.05 else "bad"
     return Finding(
         "inequality",
         level,
-        f"{100 * outside.mean():.3g} % of the draws are outside, by up to h = {largest.max():.2g}: their chains found no way in "
-        f"from where they started. Start nearer, and see og.land.{note}",
+        f"{_percent(outside.mean())} of the draws are outside, by up to h = {largest.max():.2g}."
+        + (
+            PARTIAL
+            if partial_rows
+            else " Their chains found no way in from where they started: start nearer, and see og.land."
+        )
+        + note,
     )
 
 
@@ -224,7 +244,7 @@ def _law(trace: Trace, problem: Problem | None, table: pd.DataFrame | None) -> F
         return Finding(subject, "unknown", "pass the problem to have it tested.")
     if trace.provenance["algorithm"] == "control_langevin":
         return Finding(subject, "unknown", "with a constraint on the mean the law does not live on the set.")
-    if problem.source is not None and problem.source.model.batch_fn is not None:
+    if not problem.whole:
         return Finding(subject, "unknown", "the Stein test needs the score of all the data; these come batch by batch.")
     draws = _last(trace)
     n = jax.tree.leaves(draws)[0].shape[0]
@@ -251,6 +271,10 @@ def _over(function: Callable[[Problem, Position], Any], problem: Problem, draws:
     """A function of the problem and one draw, over all draws, compiled."""
     over = lambda problem, draws: over_particles(partial(function, problem), draws, problem.draws_together)
     return jax.jit(over)(problem, jax.tree.map(jnp.asarray, draws))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
 
 
 def _subsample(draws: Position, most: int) -> Position:

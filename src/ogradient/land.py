@@ -21,6 +21,7 @@ from jax import Array, lax
 from ogradient.geometry import ConstraintFn, Frame, frame_at, landing, solve, value_and_jacobian
 from ogradient.problem import Position, Problem
 from ogradient.status import Status
+from ogradient.stein import over_particles
 
 HALVINGS = 8
 MAX_ITERATIONS = 100
@@ -64,13 +65,15 @@ def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITE
     """
     if not problem.constrained:
         raise ValueError("land needs a problem with a constraint: pass equality=... or inequality=... to og.Problem.")
+    problem.check_whole()
     problem.check(jax.tree.map(lambda leaf: leaf[0], positions))
     return _land_all(problem, jax.tree.map(jnp.asarray, positions), max_iterations)
 
 
 @partial(jax.jit, static_argnums=2)
 def _land_all(problem: Problem, positions: Position, max_iterations: int) -> Landing:
-    return jax.vmap(lambda position: land_one(problem, position, max_iterations))(positions)
+    together = None if problem.source is None else 1  # data take memory for each point
+    return over_particles(lambda position: land_one(problem, position, max_iterations), positions, together)
 
 
 def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITERATIONS) -> Landing:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ogradient.problem import Measure, Position, Problem, as_functions, checked
+from ogradient.problem import Measure, Position, Problem, as_functions, calling, checked, shapes_of
 
 DataFunctions = Callable[[Position, Any], Any] | Sequence[Callable[[Position, Any], Any]]
 Batch = Any  # any pytree of arrays, with the rows as the first axis of every leaf
@@ -117,15 +117,33 @@ class Source(NamedTuple):
         rows = count_rows(data) if model.batch_size is None else model.batch_size
         batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), data)
         if model.augment is not None:
-            batch = jax.eval_shape(model.augment, jax.random.key(0), batch)
-        jax.eval_shape(lambda p: checked("logprior_fn", model.logprior_fn(p), scalar=True), position)
-        joint = model.joint_fn
-        if joint is None:
-            likelihood = model.loglikelihood_fn
-            assert likelihood is not None
-            jax.eval_shape(lambda p, b: checked("loglikelihood_fn", likelihood(p, b), scalar=True), position, batch)
-        else:
-            jax.eval_shape(lambda p, b: self._check_joint(joint(p, b)), position, batch)
+            batch = self._check_augmented(batch)
+        with calling("logprior_fn", position):
+            jax.eval_shape(lambda p: checked("logprior_fn", model.logprior_fn(p), scalar=True), position)
+        joint, likelihood = model.joint_fn, model.loglikelihood_fn
+        if likelihood is not None:
+            with calling("loglikelihood_fn", position, batch):
+                jax.eval_shape(lambda p, b: checked("loglikelihood_fn", likelihood(p, b), scalar=True), position, batch)
+        elif joint is not None:
+            with calling("joint_fn", position, batch):
+                jax.eval_shape(lambda p, b: self._check_joint(joint(p, b)), position, batch)
+        for kind, functions in (("equality", model.equalities), ("inequality", model.inequalities)):
+            for function in functions:
+                with calling(kind, position, batch):
+                    jax.eval_shape(lambda p, b, f=function, k=kind: checked(k, f(p, b), scalar=False), position, batch)
+
+    def _check_augmented(self, batch: Batch) -> Batch:
+        """Evaluations on all the data take rows as they are, so functions must be able to take both."""
+        assert self.model.augment is not None
+        changed = jax.eval_shape(self.model.augment, jax.random.key(0), batch)
+        like = lambda tree: (jax.tree.structure(tree), [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(tree)])
+        if like(changed) != like(batch):
+            raise ValueError(
+                "augment must return rows of the same structure, shapes and dtypes as those of data, which are also used without "
+                "it (by og.diagnose, say). Convert or normalise before og.posterior, or inside your functions; got "
+                f"{shapes_of(changed)} from {shapes_of(batch)}."
+            )
+        return changed
 
     def _check_joint(self, values: Any) -> Array:
         kinds = self.model.joint_kinds
@@ -171,7 +189,8 @@ def posterior(
         joint_fn: `(position, batch) -> (loglikelihood, equality)` from one forward pass, in place of the functions above.
             Constraints then see the likelihood's batch.
         joint_kinds: what joint_fn returns after the log likelihood: ("equality",), ("inequality",), or both in that order.
-        augment: `augment(key, batch)`, applied to every batch drawn.
+        augment: `augment(key, batch)`, applied to every batch that a step draws: random flips and crops, say. Starts are checked
+            and landed, and draws judged, on the rows as they are, so it must not normalise or convert.
         num_rows: N, where `data` is a function and cannot tell.
 
     With all the data in every step (`batch_size=None`) the problem is exact, and every sampler takes it. With minibatches use
@@ -251,7 +270,13 @@ def with_batch(problem: Problem, batch: Batch) -> Problem:
     if problem.source is None:
         raise ValueError("with_batch is for problems of og.posterior; this one has no data.")
     model = problem.source.model
-    batch = jax.tree.map(jnp.asarray, batch)
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(batch)):
+        batch = as_arrays(batch)
+    row = lambda tree: (jax.tree.structure(tree), [leaf.shape[1:] for leaf in jax.tree.leaves(tree)])
+    if row(batch) != row(problem.source.data):
+        raise ValueError(
+            f"the batch must be of the structure of the problem's data, {shapes_of(problem.source.data)}; got {shapes_of(batch)}."
+        )
     if model.batch_fn is not None:
         return dataclasses.replace(model, fed=True).problem(batch)
     rows, size = count_rows(batch), model.constraint_batch_size
@@ -267,32 +292,65 @@ def count_rows(batch: Batch) -> int:
 
 
 def as_arrays(data: Batch) -> Batch:
-    """The user's data as arrays with one number of rows; refused if empty, ragged or not finite."""
+    """The user's data as arrays with one number of rows; refused if empty, ragged, or not what JAX can hold."""
     if data is None:
         raise ValueError(
             "data is missing: give a pytree of arrays with the rows first, such as (X, y), or a batch_fn(step)."
         )
+    # None would be no leaf at all, and a list of numbers a leaf for each.
+    numbers = lambda node: isinstance(node, list) and not any(hasattr(item, "shape") for item in node)
+    is_leaf = lambda node: node is None or hasattr(node, "__next__") or numbers(node)
+    found = jax.tree_util.tree_leaves_with_path(data, is_leaf=is_leaf)
+    arrays = [_as_array("data" + jax.tree_util.keystr(path), leaf) for path, leaf in found]
+    if not arrays:
+        raise ValueError("data has no arrays; give a pytree of them with the rows first, such as (X, y).")
+    counts = [array.shape[0] for array in arrays]
+    if len(set(counts)) > 1 or 0 in counts:
+        rows = ", ".join(
+            f"data{jax.tree_util.keystr(path)} {count}" for (path, _), count in zip(found, counts, strict=True)
+        )
+        raise ValueError(f"every leaf of data needs the same, positive number of rows (first axis); got {rows}.")
+    return jax.tree.unflatten(jax.tree.structure(data, is_leaf=is_leaf), arrays)
+
+
+def _as_array(name: str, leaf: Any) -> Array:
+    """One leaf of the data, refused where JAX would quietly make something else of it."""
+    kind = type(leaf).__name__
+    if hasattr(leaf, "columns") and hasattr(leaf, "iloc"):
+        raise ValueError(
+            f"{name} is a {kind}: pass its columns as arrays, such as {{'X': df[names].to_numpy(), 'y': df['y'].to_numpy()}}."
+        )
+    if hasattr(leaf, "toarray"):
+        raise ValueError(f"{name} is a sparse {kind}: pass {name}.toarray().")
+    if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
+        raise ValueError(f"{name} is a masked array with masked values: drop or impute those rows first.")
+    if isinstance(leaf, list):
+        raise ValueError(f"{name} is a list of numbers: pass np.asarray(...) of it, with the rows first.")
+    if leaf is None or hasattr(leaf, "__next__"):
+        raise ValueError(
+            f"{name} is {'None' if leaf is None else f'a {kind}'}; give arrays with the rows first, or a batch_fn(step)."
+        )
     try:
-        arrays = jax.tree.map(np.asarray, data)
+        given = np.asarray(leaf)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"data must be a pytree of arrays with the rows first; {error}") from None
-    leaves = jax.tree.leaves(arrays)
-    if not leaves or any(leaf.ndim == 0 for leaf in leaves):
-        raise ValueError("every leaf of data needs the rows as its first axis; got a scalar, or nothing at all.")
-    counts = sorted({leaf.shape[0] for leaf in leaves})
-    if len(counts) > 1 or counts == [0]:
-        raise ValueError(f"every leaf of data needs the same, positive number of rows (first axis); got {counts}.")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
-        if leaf.dtype == object or leaf.dtype.kind in "USMm":
-            raise ValueError(f"data{jax.tree_util.keystr(path)} has dtype {leaf.dtype}; encode it as numbers first.")
-        if leaf.dtype.kind in "fc":
-            bad = np.flatnonzero(~np.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1))
-            if bad.size:
-                raise ValueError(
-                    f"data{jax.tree_util.keystr(path)} has NaN or infinite values in {bad.size} of {leaf.shape[0]} rows (the "
-                    f"first is row {bad[0]}): drop or impute them first."
-                )
-    return jax.tree.map(jnp.asarray, arrays)
+        raise ValueError(f"{name} must be an array with the rows first; {error}") from None
+    if given.ndim == 0:
+        raise ValueError(f"{name} is a single {kind}; every leaf of data needs the rows as its first axis.")
+    known = given.dtype.kind in "biufc" or given.dtype == jnp.bfloat16
+    if not known or given.dtype in (np.longdouble, np.clongdouble):
+        raise ValueError(f"{name} has dtype {given.dtype}; encode it as numbers first, such as float32.")
+    with np.errstate(over="ignore"):  # seen below
+        array = np.asarray(given, jax.dtypes.canonicalize_dtype(given.dtype))
+    if jnp.issubdtype(array.dtype, jnp.inexact) and array.size:
+        bad = np.flatnonzero(~np.isfinite(array).reshape(array.shape[0], -1).all(axis=1))
+        if bad.size:
+            raise ValueError(
+                f"{name} has NaN or infinite values{'' if array.dtype == given.dtype else f' in {array.dtype}'} in {bad.size} of "
+                f"{array.shape[0]} rows (the first is row {bad[0]}): drop or impute them first."
+            )
+    if given.dtype.kind in "iu" and not np.array_equal(array, given):
+        raise ValueError(f"{name} has values too large for {array.dtype}; pass floats, or set jax_enable_x64.")
+    return jnp.asarray(array)
 
 
 def _positive(name: str, value: Any, meaning: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -65,6 +66,19 @@ class Problem:
         return self.source.view(key) if self.stochastic else self
 
     @property
+    def whole(self) -> bool:
+        """Whether the functions here are of all the data; not where those come batch by batch."""
+        return self.source is None or self.source.model.batch_fn is None or self.source.model.fed
+
+    def check_whole(self) -> None:
+        """Refuse, with the remedy, data that come batch by batch: no call has all of them to judge by."""
+        if not self.whole:
+            raise ValueError(
+                "the data come batch by batch, and no call has all of them: pass og.with_batch(problem, rows), with the rows to "
+                "judge by."
+            )
+
+    @property
     def draws_together(self) -> int | None:
         """Of how many draws functions are computed together in diagnostics: data take memory for each; None is all."""
         return None if self.source is None else 16
@@ -109,7 +123,7 @@ class Problem:
     def check(self, position: Position) -> None:
         """Check shapes and dtypes of one position and of what the functions return there, without computing.
 
-        An exception raised inside a user's function passes through untouched, so its traceback is the user's own.
+        An exception raised inside a user's function passes through with the user's own traceback, and a note of the shapes.
         """
         leaves = jax.tree.leaves(position)
         if not leaves or sum(jnp.size(leaf) for leaf in leaves) == 0:
@@ -128,16 +142,18 @@ class Problem:
                 )
         if self.source is not None:
             self.source.check(position)
-        jax.eval_shape(lambda p: checked("logdensity_fn", self.logdensity_fn(p), scalar=True), position)
+        with calling("logdensity_fn", position):
+            jax.eval_shape(lambda p: checked("logdensity_fn", self.logdensity_fn(p), scalar=True), position)
         for kind, functions in (("equality", self._equalities), ("inequality", self._inequalities)):
             for index, function in enumerate(functions):
                 name = kind if len(functions) == 1 else f"{kind}[{index}]"
-                jax.eval_shape(lambda p, f=function, n=name: checked(n, f(p), scalar=False), position)
+                with calling(name, position):
+                    jax.eval_shape(lambda p, f=function, n=name: checked(n, f(p), scalar=False), position)
         dim, rows = sum(jnp.size(leaf) for leaf in leaves), jax.eval_shape(self.equality_fn, position).shape[0]
         if rows > dim:
             raise ValueError(
                 f"equality returns {rows} values but the position has only {dim} coordinates, "
-                "so they cannot all be independent. Drop the redundant ones."
+                "so they cannot all be independent. Drop the redundant ones; average those of single rows of data (jnp.mean)."
             )
 
 
@@ -165,6 +181,25 @@ def _stack(functions: tuple[Callable[[Position], Any], ...], position: Position)
     dtype = _dtype(position)
     rows = [jnp.ravel(jnp.asarray(function(position), dtype)) for function in functions]
     return rows[0] if len(rows) == 1 else jnp.concatenate(rows) if rows else jnp.zeros((0,), dtype)
+
+
+@contextmanager
+def calling(name: str, position: Position, batch: Any = None) -> Iterator[None]:
+    """An error inside a user's function keeps its traceback and gets a note: what was called, with what shapes."""
+    try:
+        yield
+    except Exception as error:
+        what = f"{name}(position)" if batch is None else f"{name}(position, batch) with batch {shapes_of(batch)} and"
+        error.add_note(
+            f"This happened in {what}{' with' if batch is None else ''} one position (one chain) {shapes_of(position)}."
+        )
+        raise
+
+
+def shapes_of(tree: Any) -> str:
+    """Shapes of all leaves of a pytree, by name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return ", ".join(f"{jax.tree_util.keystr(path)}{list(jnp.shape(leaf))}" for path, leaf in leaves) or "nothing"
 
 
 def checked(name: str, value: Any, *, scalar: bool) -> Array:

@@ -35,11 +35,12 @@ _REMEDY = {
     Status.NON_FINITE: (
         "the proposed position was not finite and the last good one was kept. Usually the step size is too large "
         "(halve it until this stops); or the chain left the support of the log density, or the constraint is not finite where it "
-        "went (evaluate both, and their gradients, at the last position; reparametrise so that every position is allowed)"
+        "went (evaluate both, and their gradients, at the last position; reparametrise so that every position is allowed). On "
+        "minibatches a constraint is NaN where it averages rows of which a batch has none: give it more rows, or all of them"
     ),
     Status.RANK_DEFICIENT: (
-        "the constraint Jacobian lost rank: two constraints say the same or contradict each other, or a gradient "
-        "vanishes on the set (a squared constraint g = c**2 does: pass c). Drop the redundant row"
+        "the constraint Jacobian lost rank: a gradient vanishes (on the set, if g = c**2 is a square: pass c; far out, where "
+        "predictions saturate: the chain diverged), or two constraints say the same or contradict each other: drop one"
     ),
     Status.SOLVER_DIVERGED: "the projection onto the constraint did not converge and the move was rejected; use a smaller step",
     Status.COLLAPSED: (

@@ -64,7 +64,7 @@ def test_bad_functions(problem, message):
 def test_no_constraint_is_refused_with_the_remedy(name):
     with pytest.raises(ValueError, match=f"{name} needs a constraint .* pass equality"):
         getattr(og, name)(og.Problem(gaussian), 0.1)
-    with pytest.raises(ValueError, match="needs a constraint"):
+    with pytest.raises(ValueError, match=r"no constraint, .* or algorithm=og.langevin\(problem, step_size\)"):
         og.sample(0, og.Problem(gaussian), STARTS)
     with pytest.raises(ValueError, match="max_active must be at least 1"):
         getattr(og, name)(og.Problem(gaussian, curve), 0.1, max_active=0)
@@ -226,3 +226,11 @@ def test_a_likelihood_that_averages_over_rows_is_noticed():
     with pytest.warns(og.ConstraintWarning, match="loglikelihood_fn .* average"):
         run(build(jnp.mean))
     run(build(jnp.sum))
+    joint = og.posterior(lambda x: 0.0, data=rows, joint_fn=lambda x, y: (-0.5 * jnp.mean((y - x[0]) ** 2), x[1]))
+    with pytest.warns(og.ConstraintWarning, match="joint_fn .* average"):
+        run(joint)
+    against_all = build(lambda terms: jnp.sum(terms[:, None] * jnp.ones_like(terms)[None]))
+    with pytest.warns(og.ConstraintWarning, match=r"four times .* The data have shapes \[20\]; use y.ravel"):
+        run(against_all)
+    weights = jnp.linspace(0.0, 1.0, 20)  # of these rows: it cannot take others, and need not
+    run(build(lambda terms: jnp.sum(weights * terms)))

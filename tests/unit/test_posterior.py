@@ -1,11 +1,14 @@
 """og.posterior: all rows are the hand-written problem, batches stand for all rows, and no draw depends on how data arrive."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 from calibrated import discrepancy
 
 import ogradient as og
@@ -18,6 +21,7 @@ STARTS = jnp.array([[1.0, 0.2, -0.1], [0.3, -1.0, 0.5], [-0.4, 0.3, 1.2]])
 STARTS = STARTS / jnp.sqrt(jnp.mean((STARTS @ X.T) ** 2, axis=1, keepdims=True))  # on the set of all rows
 W = jnp.array([-1.0, 1.0, 1.0])  # off it, and far from where the score is 0
 
+SAME_ROWS = pytest.mark.filterwarnings("ignore:the constraint sees")
 prior = lambda w: -0.5 * jnp.sum(w**2)
 likelihood = lambda w, batch: -0.5 * jnp.sum((batch[1] - batch[0] @ w) ** 2)
 size = lambda w, batch: jnp.mean((batch[0] @ w) ** 2) - 1.0  # curved, so that r is at work
@@ -132,6 +136,7 @@ def test_data_may_be_any_pytree_with_columns_of_any_numbers():
     assert run(problem, og.langevin(problem, 0.01), num_samples=2)["x"].shape == (3, 2, 3)
 
 
+@SAME_ROWS
 def test_violation_and_diagnosis_use_all_rows():
     problem = make(batch_size=B)
     trace = run(problem, og.o_langevin(problem, 0.001))
@@ -141,7 +146,51 @@ def test_violation_and_diagnosis_use_all_rows():
     np.testing.assert_allclose(violation["max"], [values.max()], rtol=1e-4)
     diagnosis = og.diagnose(trace)
     assert "all 60 steps went well" in diagnosis["status"].text
+    assert f"on all rows mean |g| {values.mean():.2g}" in diagnosis["constraint"].text
     assert "from the set" in diagnosis["constraint"].text
+
+
+def test_a_constraint_on_the_likelihood_s_few_rows_is_seldom_meant():
+    for sizes in ({}, {"constraint_batch_size": B}, {"constraint_batch_size": N}):
+        problem = make(batch_size=B, **sizes)
+        with (
+            nullcontext()
+            if sizes
+            else pytest.warns(og.ConstraintWarning, match=f"sees {B} of {N} .* constraint_batch_size={N}")
+        ):
+            run(problem, og.o_langevin(problem, 0.001), num_samples=1)
+        run(problem, og.langevin(problem, 0.001), num_samples=1)  # does not look at it
+
+
+def band(w, batch):
+    return jnp.abs(size(w, batch)) - 0.01
+
+
+def test_an_inequality_is_judged_on_all_rows():
+    """On the rows of its step a draw may be inside where it is not on all of them."""
+    problem = make(batch_size=B, constraint_batch_size=B, equality=None, inequality=band)
+    trace = run(problem, og.o_langevin(problem, 0.001), num_samples=50)
+    outside = np.mean([float(band(w, (X, Y))) > 0 for w in trace.pooled])
+    text = og.diagnose(trace)["inequality"].text
+    assert outside > 0.1
+    assert text.startswith(f"{100 * outside:.0f} % of the draws are outside")
+    assert "constraint_batch_size=N" in text
+
+
+def test_a_constraint_that_is_nan_on_a_batch_is_not_ok():
+    """A mean over the rows that a rule touches is NaN where a batch has none of them."""
+    rule = jnp.zeros(N).at[0].set(1.0)
+    mean = lambda w, batch: jnp.sum(batch[2] * (batch[0] @ w) ** 2) / jnp.sum(batch[2]) - 1e6
+    model = (prior, lambda w, batch: likelihood(w, batch[:2]), (X, Y, rule))
+    for kind in ("equality", "inequality"):
+        problem = og.posterior(*model, batch_size=B, constraint_batch_size=B, **{kind: mean})
+        step = jax.jit(og.o_langevin(problem, 1e-4).step)
+        state = og.o_langevin(problem, 1e-4).init(W)
+        keys = jax.random.split(jax.random.key(0), 20)
+        none = [not bool(jnp.isfinite(problem.view(key).constraint_value(W)[kind][0])) for key in keys]
+        found = [int(step(key, state)[1].status) == og.Status.NON_FINITE for key in keys]
+        assert found == none
+        assert 0 < sum(none) < 20
 
 
 def test_predictions_on_further_rows():
@@ -245,6 +294,7 @@ def test_more_rows_for_the_constraint(batch_size):
         assert_uncorrelated(rows, constraint_rows)
 
 
+@SAME_ROWS
 def test_traces_keep_the_constraint_of_the_batch_that_the_step_saw():
     problem = make(batch_size=B)
     trace = run(problem, og.o_langevin(problem, 0.001), num_samples=3)
@@ -317,6 +367,13 @@ def test_augmenting_may_change_the_shape_of_a_batch():
     np.testing.assert_allclose(values[:, 1], values[:, 0], rtol=1e-5)  # N/B counts the rows that the likelihood sums
 
 
+@pytest.mark.parametrize("augment", [lambda key, batch: {"X": batch[0]}, lambda key, batch: (batch[0] > 0, batch[1])])
+def test_augmenting_must_not_convert(augment):
+    problem = make(batch_size=B, augment=augment)
+    with pytest.raises(ValueError, match="augment must return rows of the same structure, shapes and dtypes"):
+        problem.check(W)
+
+
 # Batches from a function
 
 
@@ -355,6 +412,7 @@ def test_batches_of_a_function_stand_for_num_rows():
 KINDS = {"batch_fn": lambda **changes: fed(**changes), "minibatches": lambda **changes: make(batch_size=B, **changes)}
 
 
+@SAME_ROWS
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_and_resuming_never_change_a_draw(kind):
     problem = KINDS[kind]()
@@ -493,11 +551,25 @@ def with_hole():
     ("data", "message"),
     [
         (None, "data is missing: give a pytree of arrays"),
-        ((X, Y[:-1]), r"same, positive number of rows \(first axis\); got \[39, 40\]"),
-        ((X[:0], Y[:0]), r"positive number of rows \(first axis\); got \[0\]"),
-        ((), "needs the rows as its first axis; got a scalar, or nothing at all"),
-        ((X, 1.0), "needs the rows as its first axis; got a scalar"),
-        ([[1.0, 2.0], [3.0, 4.0]], "got a scalar"),
+        ((X, Y[:-1]), r"same, positive number of rows \(first axis\); got data\[0\] 40, data\[1\] 39"),
+        ((X[:0], Y[:0]), r"positive number of rows \(first axis\); got data\[0\] 0"),
+        ((), "data has no arrays"),
+        ((X, 1.0), r"data\[1\] is a single float; every leaf of data needs the rows as its first axis"),
+        ([[1.0, 2.0], [3.0, 4.0]], "data is a list of numbers: pass np.asarray"),
+        ({"X": X, "s": None}, r"data\['s'\] is None"),
+        ((X for _ in range(2)), r"data is a generator; give arrays .*, or a batch_fn"),
+        (
+            {"X": scipy.sparse.csr_matrix(np.asarray(X))},
+            r"data\['X'\] is a sparse csr_matrix: pass data\['X'\].toarray",
+        ),
+        (pd.DataFrame({"y": Y}), r"data is a DataFrame: pass its columns as arrays"),
+        ((np.ma.masked_less(np.asarray(Y), 0),), r"data\[0\] is a masked array"),
+        ((np.array([1, 3_000_000_000]),), r"data\[0\] has values too large for int32; pass floats"),
+        (
+            (np.array([1.0, 1e39]),),
+            r"data\[0\] has NaN or infinite values in float32 in 1 of 2 rows \(the first is row 1\)",
+        ),
+        ((np.ones(2, np.longdouble),), r"data\[0\] has dtype float128; encode"),
         (with_hole(), r"data\[0\] has NaN or infinite values in 2 of 40 rows \(the first is row 7\): drop or impute"),
         ({"city": np.array(["Köln", "Bonn"])}, r"data\['city'\] has dtype <U4; encode it as numbers first"),
         ((np.array([1.0, None]),), r"data\[0\] has dtype object; encode"),
@@ -570,7 +642,10 @@ def test_exact_samplers_refuse_minibatches_with_the_remedy(name, kind):
 
 @pytest.mark.parametrize("name", [None, "chmc", "clangevin", "o_langevin"])
 def test_tuning_refuses_minibatches_with_the_remedy(name):
-    with pytest.raises(ValueError, match=r"with minibatches give them: algorithm=og.o_langevin\(problem, step_size\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"with minibatches give them: algorithm=og.o_langevin\(problem, step_size, alpha=.*constraint_batch_size=N",
+    ):
         og.sample(0, make(batch_size=B), STARTS, algorithm=name, progress=False)
 
 
@@ -613,6 +688,7 @@ def one_at_a_time(monkeypatch, draw):
     yield draw(problem)
 
 
+@SAME_ROWS
 def test_chains_one_at_a_time_draw_as_together(monkeypatch):
     draw = lambda problem: run(problem, og.o_langevin(problem, 0.001), num_samples=5)
     together, apart = one_at_a_time(monkeypatch, draw)

@@ -72,6 +72,7 @@ def orthogonal_ksd(
     n = jax.tree.leaves(draws)[0].shape[0]
     if n < 2:
         raise ValueError(f"orthogonal_ksd needs at least two draws; got {n}.")
+    problem.check_whole()
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel
     x, drift, frames = _geometry(problem, draws, min(problem.draws_together or block_size, n), jax.random.key(seed + 1))

@@ -32,11 +32,7 @@ def constraint_violation(problem: Problem, draws: Position) -> dict[str, Any]:
     """
     if not problem.constrained:
         raise ValueError("the problem has no constraint to violate.")
-    if problem.source is not None and problem.source.model.batch_fn is not None and not problem.source.model.fed:
-        raise ValueError(
-            "the data come batch by batch, and no call has all of them: pass og.with_batch(problem, rows), with the rows to "
-            "judge by."
-        )
+    problem.check_whole()
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
     over = lambda problem, draws: over_particles(problem.constraint_value, draws, problem.draws_together)
     values = jax.jit(over)(problem, jax.tree.map(jnp.asarray, draws))

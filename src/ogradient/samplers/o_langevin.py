@@ -130,7 +130,7 @@ def check_pull(name: str, problem: Problem, *, alpha: float | None, beta: float,
     """Refuse, with the remedy, what no sampler that pulls to a constraint can use."""
     if not problem.constrained:
         raise ValueError(
-            f"{name} needs a constraint and the problem has none: pass equality=... to og.Problem, "
+            f"{name} needs a constraint and the problem has none: pass equality=... (or inequality=...) to it, "
             f"or use og.{name.removeprefix('o_').removeprefix('control_')}, the unconstrained sampler."
         )
     if alpha is not None:
