@@ -216,12 +216,16 @@ def run_reference(
 
 @app.command("data")
 def show_data(
-    name: Annotated[str, typer.Argument(help="adult or lending.")],
+    name: Annotated[str | None, typer.Argument(help="adult or lending; none lists them.")] = None,
     data: Data = None,
 ) -> None:
-    """Load a table as the experiments do, and say what is in it and where it came from."""
-    from ogradient.datasets import DATASETS
+    """Load a table as the experiments do, and say what is in it and where it came from; or say which tables there are."""
+    from ogradient.datasets import DATASETS, whereabouts
 
+    if name is None:
+        for known in DATASETS:
+            console.print(f"{known}: {escape(whereabouts(known, data))}", soft_wrap=True, highlight=False)
+        return
     _choice("dataset", name, tuple(DATASETS))
     with _plain_errors():
         dataset = DATASETS[name](data)

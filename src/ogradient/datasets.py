@@ -124,6 +124,8 @@ def adult(
         progress: whether a download shows its progress.
         verify: whether the files must be the originals, by their sha256.
     """
+    if not isinstance(num_train, int | np.integer):
+        raise ValueError(f"num_train must be a whole number, how many rows to draw; got {num_train!r}.")
     root, remedy = _root(folder), f"{ADULT_REMEDY} Without a folder they are downloaded."
     tables, files = [], {}
     for name, expected in ADULT_SHA256.items():
@@ -135,9 +137,11 @@ def adult(
                 f"Download it again from {ADULT_URL}{name}."
             )
         # The test file opens with a line "|1x3 Cross validator".
-        table = _parse(path, content, names=ADULT_COLUMNS, skipinitialspace=True, na_values="?", comment="|")
+        options = {"names": ADULT_COLUMNS, "skipinitialspace": True, "na_values": "?", "comment": "|"}
+        table = _parse(path, content, remedy, low_memory=False, **options)
         complete = table.dropna()
         _refuse_empty(path, len(complete))
+        complete = complete.assign(**{column: _numbers(path, complete[column].astype(str)) for column in ADULT_NUMBERS})
         files[name] = _record(digest, len(table), len(complete))
         tables.append(complete)
     available = len(tables[0])
@@ -149,7 +153,7 @@ def adult(
     levels = {column: sorted(set(tables[0][column])) for column in ADULT_CATEGORIES}  # the same for every seed
     table = _need("pandas").concat([tables[0].iloc[drawn], tables[1]])
     train = np.arange(len(table)) < num_train
-    numbers = {column: table[column].to_numpy(float) for column in ADULT_NUMBERS}
+    numbers = {column: table[column].to_numpy() for column in ADULT_NUMBERS}
     features, names = _design(table, levels, numbers, {}, train)
     label = table["income"].str.rstrip(".").eq(">50K").to_numpy(np.float32)  # the test file writes ">50K."
     sensitive = table["sex"].eq("Male").to_numpy(np.float32)
@@ -191,7 +195,7 @@ def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test
     content, digest = _read(path)
     start = content.rfind(b"\n", 0, max(content.find(b"loan_amnt"), 0)) + 1  # the original has a line above its header
     needed = ["loan_status", *LENDING_CATEGORIES, *LENDING_NUMBERS]
-    table = _parse(path, content[start:], dtype=str, usecols=lambda column: column in needed)
+    table = _parse(path, content[start:], LENDING_REMEDY, dtype=str, usecols=lambda column: column in needed)
     missing = [column for column in needed if column not in table.columns]
     if missing:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}. {LENDING_REMEDY}")
@@ -235,6 +239,28 @@ def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {"adult": adult, "lending": lending}
+# All of a dataset's files are needed, each under any of its names.
+FILES: dict[str, list[Sequence[str]]] = {"adult": [[name] for name in ADULT_SHA256], "lending": [LENDING_FILES]}
+
+
+def whereabouts(name: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """Whether the files of a dataset are there, and where they are looked for, as text. Nothing is read or downloaded."""
+    root = _root(folder)
+    if root is not None:
+        try:
+            return "found, " + ", ".join(str(_locate(root, name, names, "")) for names in FILES[name])
+        except FileNotFoundError:
+            return f"not found; looked in {root / name} and {root}"
+    if name != "adult":
+        return "not found; no folder was given and OGRADIENT_DATA is not set"
+    try:
+        cache = Path(_need("pooch").os_cache("ogradient"))
+    except ImportError as error:
+        return f"not found; no folder was given and OGRADIENT_DATA is not set, and for a download {error}"
+    paths = [cache / file for file in ADULT_SHA256]
+    if all(path.is_file() for path in paths):
+        return "found, " + ", ".join(map(str, paths))
+    return f"not found; it is downloaded into {cache} when it is first needed"
 
 
 def _need(name: str) -> Any:
@@ -282,13 +308,15 @@ def _record(digest: str, rows: int, kept: int) -> dict[str, Any]:
     return {"sha256": digest, "rows": rows, "rows_dropped": rows - kept}
 
 
-def _parse(path: Path, content: bytes, **options: Any) -> pd.DataFrame:
+def _parse(path: Path, content: bytes, remedy: str, **options: Any) -> pd.DataFrame:
     pandas = _need("pandas")
     try:
         return pandas.read_csv(io.BytesIO(content), **options)
     except pandas.errors.EmptyDataError:
         _refuse_empty(path, 0)
         raise
+    except (pandas.errors.ParserError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a table ({str(error).strip()}). {remedy}") from None
 
 
 def _refuse_empty(path: Path, rows: int) -> None:

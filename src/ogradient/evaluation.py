@@ -143,6 +143,8 @@ def binomial_interval(violations: int, rows: int, level: float = 0.95) -> tuple[
 
     With k violations in n rows, r = k/n and z the normal quantile at (1 + level)/2, the ends are
     (r + z²/2n ± z √(r(1 − r)/n + z²/4n²)) / (1 + z²/n). It stays in [0, 1] and has a width also where k = 0.
+    Both are counts, so whole numbers. A mean of counts over draws has to be rounded first, and the interval is then that of
+    one predictor with that count; the spread over draws is not in it.
 
     >>> from ogradient.evaluation import binomial_interval
     >>> low, high = binomial_interval(0, 10)
@@ -153,6 +155,8 @@ def binomial_interval(violations: int, rows: int, level: float = 0.95) -> tuple[
         raise ValueError(f"rows must be at least 1; got {rows}. Without rows a share is undefined.")
     if not 0 <= violations <= rows:
         raise ValueError(f"violations must lie between 0 and rows = {rows}; got {violations}. Pass counts, not shares.")
+    if not (float(violations).is_integer() and float(rows).is_integer()):
+        raise ValueError(f"violations and rows must be whole; got {violations} and {rows}. Pass counts, not shares.")
     if not 0 < level < 1:
         raise ValueError(f"level must lie strictly between 0 and 1, e.g. 0.95; got {level}.")
     z, r = NormalDist().inv_cdf((1 + level) / 2), violations / rows

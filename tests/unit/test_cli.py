@@ -162,3 +162,21 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
 def test_numbers_read_well():
     values = [None, True, 3, 12345, 0.012345, 30412.7, "text"]
     assert [folder.format_number(v) for v in values] == ["–", "True", "3", "12,345", "0.0123", "30,413", "text"]
+
+
+def test_numbers_of_a_report_stay_on_one_line():
+    row = {
+        "sampler": "o_langevin, no second order",
+        "a": "0.8225 ± 0.0002",
+        "b": -0.5,
+        "c": "−1.2 [0, 3]",
+        "d": 12,
+        "e": None,
+    }
+    page = folder.render_report("title", {"data": {"text": 1}}, [row], b"", [])
+    assert [f'<td class="number">{text}</td>' in page for text in ("0.8225 ± 0.0002", "-0.5", "−1.2 [0, 3]", "12")] == [
+        True
+    ] * 4
+    assert "<td>o_langevin, no second order</td>" in page
+    assert '<div class="wide"><table><tr><th>sampler</th>' in page
+    assert ".number{white-space:nowrap}.wide{overflow-x:auto}" in page

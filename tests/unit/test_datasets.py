@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_tables import AFTER_OUTCOME, write_fake_adult, write_fake_lending
 
-from ogradient.datasets import ADULT_NUMBERS, DATASETS, LENDING_NUMBERS, adult, lending
+from ogradient.datasets import ADULT_NUMBERS, ADULT_SHA256, DATASETS, LENDING_NUMBERS, adult, lending, whereabouts
 
 REAL = os.environ.get("OGRADIENT_DATA")
 
@@ -298,6 +298,60 @@ def test_an_empty_lending_table(tmp_path, lines):
 def test_rows_that_are_not_there(tables, num_train):
     with pytest.raises(ValueError, match=rf"num_train must lie between 1 and 5\d\d, .*; got {num_train}"):
         load_adult(tables, num_train=num_train)
+
+
+@pytest.mark.parametrize("num_train", [300.0, 0.5, "300", None])
+def test_a_number_of_rows_that_is_not_whole(tables, num_train):
+    with pytest.raises(ValueError, match=f"num_train must be a whole number.*got {num_train!r}"):
+        load_adult(tables, num_train=num_train)
+    assert len(load_adult(tables, num_train=np.int64(300)).train.label) == 300
+
+
+MALFORMED = {
+    "columns": lambda text: text + "1,2,3" + ",4" * 99 + "\n",
+    "quote": lambda text: text + '"1,2\n',
+    "bytes": lambda text: text + "caf\udce9\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("load", "file", "fault"),
+    [
+        (load_adult, "adult/adult.data", "columns"),
+        (load_adult, "adult/adult.data", "bytes"),
+        (load_adult, "adult/adult.test", "quote"),
+        (lending, "lending/lending_club_2007_2011.csv", "quote"),
+        (lending, "lending/lending_club_2007_2011.csv", "bytes"),
+    ],
+)
+def test_a_malformed_table_is_named_with_the_remedy(tmp_path, load, file, fault):
+    path = write_fake_lending(write_fake_adult(tmp_path)) / file
+    path.write_bytes(MALFORMED[fault](path.read_text("utf-8")).encode("utf-8", "surrogateescape"))
+    with pytest.raises(
+        ValueError, match=r"cannot be read as a table \(.*OGRADIENT_DATA=FOLDER.*--data FOLDER"
+    ) as caught:
+        load(tmp_path)
+    assert str(caught.value).startswith(str(path))
+    assert type(caught.value) is ValueError
+
+
+def test_an_adult_table_with_a_header(tmp_path):
+    path = write_fake_adult(tmp_path) / "adult" / "adult.data"
+    edit(path, lambda text: ", ".join(["age", "a", "fnlwgt", *"bcdefghijklm"[:12]]) + "\n" + text)
+    with pytest.raises(ValueError, match="the column age of .*adult.data is not numeric: .*'age'"):
+        load_adult(tmp_path)
+
+
+def test_whereabouts_without_a_folder(tmp_path, monkeypatch):
+    pooch = pytest.importorskip("pooch")
+    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path)
+    assert whereabouts("lending") == "not found; no folder was given and OGRADIENT_DATA is not set"
+    assert whereabouts("adult") == f"not found; it is downloaded into {tmp_path} when it is first needed"
+    for name in ADULT_SHA256:
+        (tmp_path / name).touch()
+    assert whereabouts("adult") == f"found, {tmp_path / 'adult.data'}, {tmp_path / 'adult.test'}"
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    assert "pip install" in whereabouts("adult")
 
 
 @pytest.mark.parametrize(("file", "part"), [("adult.data", "training"), ("adult.test", "test")])

@@ -203,6 +203,7 @@ def test_binomial_interval():
         np.testing.assert_allclose(binomial_interval(k, n, level), expected, atol=1e-12)
     assert binomial_interval(0, 3)[0] == 0
     assert binomial_interval(3, 3)[1] == 1
+    assert binomial_interval(np.float64(2.0), np.int64(10)) == binomial_interval(2, 10)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,11 @@ def test_binomial_interval():
         ((0, 0), "rows must be at least 1"),
         ((-1, 3), "violations must lie between 0 and rows = 3; got -1"),
         ((4, 3), "violations must lie between 0 and rows = 3; got 4"),
+        ((0.3, 10), "violations and rows must be whole; got 0.3 and 10. Pass counts, not shares"),
+        ((2.5, 10), "must be whole; got 2.5 and 10"),
+        ((1, 2.5), "must be whole; got 1 and 2.5"),
+        ((1, float("inf")), "must be whole"),
+        ((1, float("nan")), "violations must lie between"),
         ((1, 3, 95), "level must lie strictly between 0 and 1"),
     ],
 )

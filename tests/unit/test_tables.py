@@ -8,7 +8,7 @@ import pytest
 from fake_tables import write_fake_adult, write_fake_lending
 from typer.testing import CliRunner
 
-from ogradient import datasets
+from ogradient import datasets, runner
 from ogradient.cli import app
 from ogradient.experiments import income, loan, moment, reference, tradeoff, training
 
@@ -57,6 +57,48 @@ def test_income_leaves_its_folder_and_is_read_again(tables, few, tmp_path, monke
     damaged.write_text("{", "utf-8")
     with pytest.raises(AssertionError, match="sampled again"):
         income.run(SMALL, tmp_path, data=tables, verify=False, progress=False)
+
+
+@pytest.mark.parametrize(("steps", "checkpoints", "iterations"), [(1, 3, [0, 1]), (8, 3, [0, 5, 8])])
+def test_as_many_steps_as_asked_for(tables, tmp_path, monkeypatch, steps, checkpoints, iterations):
+    made = []
+    keep = lambda *args, **options: made.append(actual(*args, **options)) or made[-1]
+    actual = training.sample
+    monkeypatch.setattr(training, "sample", keep)
+    monkeypatch.setattr(
+        loan, "entries", lambda *args, full=loan.entries: [e for e in full(*args) if e.label == "langevin"]
+    )
+    config = loan.Config(particles=2, steps=steps, checkpoints=checkpoints, seeds=1)
+    _, figure = loan.run(config, tmp_path, data=tables, progress=False)
+    curve = json.loads((figure.parent / "metrics.json").read_text("utf-8"))["curves"]["langevin"]
+    assert curve["test accuracy"]["iterations"] == iterations
+    assert [len(curve["test accuracy"][name]) for name in ("mean", "standard_error")] == [len(iterations)] * 2
+    trace = made[-1]
+    assert trace.provenance["num_steps"] == curve["about"][0]["steps"] == steps
+    np.testing.assert_array_equal(trace.state.iteration, steps)
+    np.testing.assert_array_equal(trace.state.position["w"], trace.position["w"][:, -1])
+    assert f"after {steps} steps" in figure.with_name("report.html").read_text("utf-8")
+
+    path = next((tmp_path / "loan" / "runs").glob("*.json"))
+    record = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(record | {"iterations": [0, steps + 1]}), "utf-8")  # not what was asked for: made again
+    loan.run(config, tmp_path, data=tables, progress=False)
+    assert json.loads(path.read_text("utf-8"))["iterations"] == iterations
+
+
+def test_the_time_of_a_run_is_without_compiling(tables, few, tmp_path, monkeypatch):
+    compiled, actual = [], training.sample
+
+    def watched(*args, **options):
+        before = runner._run_chunk._cache_size()
+        trace = actual(*args, **options)
+        compiled.append((runner._run_chunk._cache_size() - before, trace.provenance["seconds"]))
+        return trace
+
+    monkeypatch.setattr(training, "sample", watched)
+    runs = loan.compute(loan.Config(2, 8, 3, 1), tmp_path, datasets.lending(tables), progress=False)
+    assert [count for count, _ in compiled] == [1, 0, 1, 0]
+    assert [mine[0].about["seconds"] for mine in runs.values()] == [seconds for _, seconds in compiled[1::2]]
 
 
 def test_loan_has_both_rules_at_their_levels(tables, few, tmp_path):
@@ -132,6 +174,20 @@ def test_the_command_line_says_what_is_in_a_table(tables):
     result = CliRunner().invoke(app, ["data", "lending", "--data", str(tables)])
     assert result.exit_code == 0
     assert "rule 1" in result.output
+
+
+def test_the_command_line_says_which_tables_there_are(tables, tmp_path, monkeypatch):
+    result = CliRunner().invoke(app, ["data", "--data", str(tables)])
+    assert result.exit_code == 0
+    assert f"adult: found, {tables / 'adult' / 'adult.data'}, {tables / 'adult' / 'adult.test'}\n" in result.output
+    assert f"lending: found, {tables / 'lending' / 'lending_club_2007_2011.csv'}\n" in result.output
+    (tmp_path / "adult.data").write_text("", "utf-8")  # one of two files
+    output = CliRunner().invoke(app, ["data", "--data", str(tmp_path)]).output
+    assert [
+        f"{name}: not found; looked in {tmp_path / name} and {tmp_path}" for name in datasets.DATASETS
+    ] == output.splitlines()
+    monkeypatch.setenv("OGRADIENT_DATA", str(tables))
+    assert CliRunner().invoke(app, ["data"]).output == result.output
 
 
 @pytest.mark.parametrize("command", [["data", "adult"], ["run", "income", "--quick"], ["run", "loan", "--quick"]])

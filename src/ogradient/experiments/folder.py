@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,18 +86,21 @@ def render_report(title: str, config: Mapping[str, Any], rows: Rows, png: bytes,
     """One self-contained HTML page: table, figure, notes, settings."""
     escape = lambda value: html.escape(format_number(value))
     header = "".join(f"<th>{escape(key)}</th>" for key in (rows[0] if rows else {}))
-    body = "".join("<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows)
+    kind = lambda value: ' class="number"' if re.match(r"[-−+]?\d", format_number(value)) else ""
+    cells = lambda row: "".join(f"<td{kind(value)}>{escape(value)}</td>" for value in row.values())
+    body = "".join(f"<tr>{cells(row)}</tr>" for row in rows)
     settings = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in config.items())
     remarks = "".join(f"<p>{escape(note)}</p>" for note in notes)
     image = base64.b64encode(png).decode()
     style = (
         "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}"
         "table{border-collapse:collapse;margin:1em 0}th,td{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:left}"
-        "img{max-width:100%}details{margin-top:2em}"
+        ".number{white-space:nowrap}.wide{overflow-x:auto}.wide th,.wide td{padding:.25em .6em}"
+        "td{overflow-wrap:anywhere}.wide td{overflow-wrap:normal}img{max-width:100%}details{margin-top:2em}"
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
-        f"<h1>{escape(title)}</h1><table><tr>{header}</tr>{body}</table>{remarks}"
+        f'<h1>{escape(title)}</h1><div class="wide"><table><tr>{header}</tr>{body}</table></div>{remarks}'
         f'<img alt="{escape(title)}" src="data:image/png;base64,{image}">'
         f"<details><summary>Settings</summary><table>{settings}</table></details></html>\n"
     )

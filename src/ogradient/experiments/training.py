@@ -7,7 +7,6 @@ one that was computed elsewhere only has its figure drawn.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,8 +41,8 @@ class Classifier(NamedTuple):
     logit: Callable[[Position, Array], Array]
 
 
-def mlp(inputs: int, hidden: int = 50) -> Classifier:
-    """Two layers with ReLU units in between: the paper's model of incomes."""
+def mlp(inputs: int, hidden: int = 50, activation: Callable[[Array], Array] = jax.nn.relu) -> Classifier:
+    """Two layers with units in between; with ReLU, the paper's model of incomes."""
 
     def start(key: Array) -> Position:
         first, second = jax.random.split(key)
@@ -54,7 +53,7 @@ def mlp(inputs: int, hidden: int = 50) -> Classifier:
             "b2": jnp.zeros(()),
         }
 
-    logit = lambda p, rows: jax.nn.relu(rows @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
+    logit = lambda p, rows: activation(rows @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
     return Classifier(start, logit)
 
 
@@ -108,7 +107,8 @@ def follow(
 ) -> dict[str, list[Run]]:
     """All entries with all seeds, from the folder where they are there already with the same settings.
 
-    `config` has particles, steps, checkpoints and seeds; `data` is what else decides the runs.
+    `config` has particles, steps, checkpoints (at most that many, evenly spaced back from the last step) and seeds; `data` is
+    what else decides the runs.
     """
     runs: dict[str, list[Run]] = {}
     for entry in entries:
@@ -127,7 +127,7 @@ def follow(
             name = entry.label.replace(" ", "_").replace("/", "_")
             path = folder / "runs" / f"{name}-{seed}.json"
             record = read_record(path, about)
-            if record is None:
+            if record is None or record["iterations"][-1] != config.steps:
                 if progress:
                     print(f"{entry.label}, seed {seed}: {config.steps:,} steps", flush=True)
                 record = _record(entry, model, dataset, about)
@@ -151,18 +151,12 @@ def _record(entry: Entry, model: Classifier, dataset: Dataset, about: dict[str, 
     ensemble = is_ensemble(entry.algorithm.step)
     keys = jax.random.split(jax.random.key(1000 + about["seed"]), about["particles"])
     starts = jax.vmap(model.start)(keys)
-    begun = time.perf_counter()
-    trace = sample(
-        about["seed"],
-        entry.problem,
-        jax.tree.map(lambda leaf: leaf[None], starts) if ensemble else starts,
-        algorithm=entry.algorithm,
-        num_warmup=0,
-        num_samples=about["checkpoints"],
-        thinning=max(about["steps"] // about["checkpoints"], 1),
-        progress=False,
-    )
-    seconds = time.perf_counter() - begun
+    begin = jax.tree.map(lambda leaf: leaf[None], starts) if ensemble else starts
+    run = partial(sample, about["seed"], entry.problem, begin, algorithm=entry.algorithm, progress=False)
+    run(num_warmup=0, num_samples=1)  # so that the time below is without compiling
+    thinning = -(-about["steps"] // about["checkpoints"])
+    kept, rest = divmod(about["steps"], thinning)
+    trace = run(num_warmup=rest, num_samples=kept, thinning=thinning)
     trace = with_start(trace, starts, entry.problem)
     predict = lambda position, rows: jax.nn.sigmoid(model.logit(position, rows))
     found = {}
@@ -172,10 +166,9 @@ def _record(entry: Entry, model: Classifier, dataset: Dataset, about: dict[str, 
         found[name] = judge(probability).per_sample
         if name == "test":
             average = judge(probability[:, -1]).model_average
-    thinning = trace.provenance["thinning"]
     return {
-        "about": about | {"seconds": round(seconds, 2), "device": trace.provenance["device"]},
-        "iterations": [thinning * i for i in range(about["checkpoints"] + 1)],
+        "about": about | {key: trace.provenance[key] for key in ("seconds", "device")},
+        "iterations": [0, *range(rest + thinning, about["steps"] + 1, thinning)],
         **{name: {k: digits(v) for k, v in metrics.items()} for name, metrics in found.items()},
         "average": average,
         "constraint": digits(by_particle(trace, np.concatenate(list(trace.sample_stats.values()), axis=-1))),

@@ -123,17 +123,23 @@ def power_decay(initial: float, exponent: float = 0.55) -> Schedule:
 
     Σ η_t = ∞ and Σ η_t² < ∞ for exponents in (½, 1], under which the bias of minibatches and of the step size goes to 0.
 
-    >>> import ogradient as og
+    >>> import jax.numpy as jnp, numpy as np, ogradient as og
     >>> schedule = og.power_decay(1e-5)
     >>> float(schedule(0)), round(float(schedule(99) / schedule(0)), 4)      # 100^−0.55
     (1e-05, 0.0794)
+    >>> iterations = np.arange(100)                                          # of many iterations at once, to plot it
+    >>> bool(schedule(iterations)[99] == schedule(99)), np.allclose(schedule(iterations), schedule(jnp.asarray(iterations)))
+    (True, True)
     """
     check_positive("initial", initial)
     if not 0 <= exponent <= 1:
         raise ValueError(f"exponent must lie in [0, 1], or the chain stops short of its law; got {exponent!r}.")
 
     def schedule(iteration: Any) -> Any:
-        t = iteration.astype(float) if isinstance(iteration, jax.Array) else float(iteration)
+        if isinstance(iteration, jax.Array):
+            t: Any = iteration.astype(float)
+        else:
+            t = np.asarray(iteration, float) if np.ndim(iteration) else float(iteration)
         return initial * (1.0 + t) ** -exponent
 
     return schedule
