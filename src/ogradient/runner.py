@@ -21,7 +21,7 @@ from jax import Array, lax
 from ogradient._version import __version__
 from ogradient.checks import bring_inside, check_positions, check_start, land_starts, warn_if_separate
 from ogradient.choose import choose
-from ogradient.feed import Feed, batch_fn_of
+from ogradient.feed import BatchError, Feed, batch_fn_of
 from ogradient.posterior import with_batch
 from ogradient.problem import Position, Problem
 from ogradient.samplers import SAMPLERS
@@ -138,6 +138,7 @@ class _Run:
         lonely = self.num_chains == 1 and not is_ensemble(algorithm.step)
         self.states = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states) if lonely else states
         self.feed = None if batch_fn_of(problem) is None else Feed(problem)
+        self.failure: BatchError | None = None
         self.rows: list[Any] = []
         self.counts = np.zeros((self.num_chains, len(Status)), np.int64)
 
@@ -149,16 +150,18 @@ class _Run:
         with _progress_bar(total, self.done, label, progress) as bar:
             bar.set_postfix_str("compiling")
             capacity = self._capacity()
-            self._chunk(0, capacity, total)  # no step yet: it only compiles
+            if self.feed is not None:
+                self.feed.start(self.done, total)
+            self._chunk(0, capacity)  # no step yet: it only compiles
             length = chunk_size or (32 if self.feed is None else self.feed.length)
             try:
                 while self.done < total:
                     longest = max(self.warmup - self.done, 0) + (capacity - 1) * self.thinning
                     steps = min(length, longest, total - self.done)
                     if self.feed is not None:
-                        steps = min(steps, self.feed.length)
+                        steps = min(steps, self.feed.left(self.done))
                     started = time.perf_counter()
-                    largest = self._chunk(steps, capacity, total)
+                    largest = self._chunk(steps, capacity)
                     if chunk_size is None and self.feed is None:
                         per_step = (time.perf_counter() - started) / steps
                         length = max(1, min(int(CHUNK_SECONDS / per_step), 8 * length))
@@ -173,6 +176,8 @@ class _Run:
                         return False
             except KeyboardInterrupt:
                 return True
+            except BatchError as failure:
+                self.failure = failure
         return False
 
     def close(self) -> None:
@@ -180,10 +185,10 @@ class _Run:
         if self.feed is not None:
             self.feed.close()
 
-    def _chunk(self, steps: int, capacity: int, total: int) -> float | None:
+    def _chunk(self, steps: int, capacity: int) -> float | None:
         before = _rows_before(self.done, self.warmup, self.thinning)
         scalars = (jnp.int32(v) for v in (self.done, steps, self.warmup, self.thinning))
-        batches = None if self.feed is None else self.feed.take(self.done, steps, total)
+        batches = None if self.feed is None else self.feed.batches
         arguments = (self.key, self.states, *scalars, batches)
         states, rows, counts = _run_chunk(self.problem, self.algorithm.step, capacity, *arguments)
         jax.block_until_ready(states)
@@ -251,7 +256,8 @@ def _run_chunk(
     """Steps `begin` to `begin + steps` of all chains: their states, the rows kept, and statuses counted per chain.
 
     All counts and the data of the problem are arguments of the compiled function, so one compilation serves a run, and any
-    later run of the same problem and algorithm. `batches` are those of the steps, where a batch_fn brings them.
+    later run of the same problem and algorithm. `batches` are those of the steps, and of which step the first is, where a
+    batch_fn brings them.
     """
     first = _rows_before(begin, warmup, thinning)
 
@@ -259,7 +265,9 @@ def _run_chunk(
         states, rows, counts = carry
         t = begin + i
         kept = (t >= warmup) & ((t + 1 - warmup) % thinning == 0)
-        current = problem if batches is None else with_batch(problem, jax.tree.map(lambda leaf: leaf[i], batches))
+        current = problem
+        if batches is not None:
+            current = with_batch(problem, jax.tree.map(lambda leaf: leaf[t - batches[0]], batches[1]))
         states, row, status = _step_and_observe(current, step, key, states, t, kept)
         # Every step writes its row; the last step of a row wins, so nothing is branched on or stored twice.
         at = _rows_before(t, warmup, thinning) - first
@@ -408,6 +416,11 @@ def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> 
             kept = "no draw was kept yet" if trace is None else "the draws so far are in the exception's .trace"
             raise SamplingError(f"{message} Stopped after step {run.done:,}; {kept}.", trace)
         warn(message, RuntimeWarning)
+    if run.failure is not None:
+        kept = "no draw was kept yet"
+        if trace is not None:
+            kept = "the draws so far are in the exception's .trace, and og.sample(..., resume=error.trace) goes on from there"
+        raise SamplingError(f"{run.failure} Stopped after step {run.done:,}; {kept}.", trace) from run.failure.__cause__
     for status in (Status.RANK_DEFICIENT, Status.COLLAPSED):
         # Where no step at all was OK, the rows depend everywhere, and that was said at the door.
         always = status == Status.RANK_DEFICIENT and not counts[:, Status.OK].any()
