@@ -284,11 +284,14 @@ def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     from ogradient.experiments.folder import format_number
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in rows[0]:
-        text = isinstance(rows[0][column], str)
-        table.add_column(column, justify="left" if text else "right", no_wrap=column in ("sampler", "name"))
-    for row in rows:
-        table.add_row(*(escape(format_number(value)) for value in row.values()))
+    cells = [[format_number(value) for value in row.values()] for row in rows]
+    for column, texts in zip(rows[0], zip(*cells, strict=True), strict=True):
+        words = isinstance(rows[0][column], str) and not any(character.isdigit() for character in rows[0][column])
+        # Numbers are never cut; where the terminal is narrow, names wrap.
+        width = None if words else max(len(part) for text in texts for part in text.split(" ± "))
+        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right", min_width=width)
+    for row in cells:
+        table.add_row(*map(escape, row))
     console.print(table)
     console.print()
 

@@ -10,6 +10,7 @@ obeyed is near {E ĝ = 0}, off by the size of the batch's noise in g; a larger c
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -284,6 +285,21 @@ def with_batch(problem: Problem, batch: Batch) -> Problem:
         raise ValueError(f"the batch has {rows} rows, fewer than the batch sizes of the problem.")
     size = rows if size == model.num_rows else size
     return dataclasses.replace(model, num_rows=rows, constraint_batch_size=size).problem(batch)
+
+
+def describe_data(problem: Problem) -> dict[str, Any] | None:
+    """What a trace keeps of a problem's data, to tell them from others: sizes, and a sum over some of the rows."""
+    if problem.source is None:
+        return None
+    model, data = problem.source.model, problem.source.data
+    about = {
+        "rows": model.num_rows,
+        "batch_size": model.batch_size,
+        "constraint_batch_size": model.constraint_batch_size,
+    }
+    chosen = np.linspace(0, count_rows(data) - 1, 64).astype(int)
+    some = b"".join(np.asarray(leaf[chosen]).tobytes() for leaf in jax.tree.leaves(data))
+    return about | {"batch_fn": model.batch_fn is not None, "checksum": f"{zlib.crc32(some):08x}"}
 
 
 def count_rows(batch: Batch) -> int:

@@ -20,9 +20,9 @@ from jax import Array, lax
 
 from ogradient._version import __version__
 from ogradient.checks import bring_inside, check_positions, check_start, land_starts, warn_if_separate
-from ogradient.choose import choose
+from ogradient.choose import check_name, choose
 from ogradient.feed import BatchError, Feed, batch_fn_of
-from ogradient.posterior import with_batch
+from ogradient.posterior import describe_data, with_batch
 from ogradient.problem import Position, Problem
 from ogradient.samplers import SAMPLERS
 from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, is_exact, plain_settings, step_for
@@ -71,7 +71,8 @@ def sample(
             follows. Only where the settings are tuned here; `chmc` stays at rounding level whatever it is.
         progress: show a bar on runs over a second.
         chunk_size: steps per compiled call; None adapts it to half a second. It never changes a draw.
-        resume: a trace to continue: `num_samples` more draws are appended to its own. Pass the same seed and algorithm.
+        resume: a trace to continue: `num_samples` more draws are appended to its own, with its warm-up and thinning. Pass the
+            same seed, problem and algorithm.
         component_fn: a label of the part of the set a position is in, where the set is known to have several (det X > 0 on the
             orthogonal group): kept in `sample_stats["component"]`, with a warning when chains stay in different ones.
         throw: raise `SamplingError` (with the draws so far) when a chain meets non-finite numbers; False warns and goes on.
@@ -100,7 +101,10 @@ def sample(
         done = 0
         chosen, states = _begin(problem, initial_positions, algorithm, key, tolerance, progress)
     else:
+        if not isinstance(resume, Trace):
+            raise ValueError(f"resume must be a trace; got {type(resume).__name__}. og.load(path) reads a saved one.")
         chosen, states, num_warmup, done = _continue(resume, problem, initial_positions, algorithm, key, thinning)
+        thinning = resume.provenance["thinning"]
 
     run = _Run(problem, chosen, key, num_warmup, thinning, states, done)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
@@ -228,6 +232,7 @@ class _Run:
             "seed": int(seed) if isinstance(seed, int | np.integer) else None,
             "key": np.asarray(jax.random.key_data(self.key)).tolist(),
             "measure": self.problem.measure,
+            "data": describe_data(self.problem),
             "num_warmup": self.warmup,
             "thinning": self.thinning,
             "num_steps": self.done,
@@ -336,6 +341,7 @@ def _begin(
     if positions is None:
         raise ValueError("initial_positions is missing: give starts with the chains as their first axis.")
     if algorithm is None or isinstance(algorithm, str):
+        check_name(algorithm)
         positions = check_positions(problem, positions)
         algorithm, positions = choose(problem, positions, key, algorithm, tolerance=tolerance, progress=progress)
         return algorithm, jax.vmap(algorithm.init)(positions)
@@ -348,9 +354,10 @@ def _begin(
     if tolerance is not None:
         raise ValueError("tolerance is for settings that are tuned here: pass algorithm='o_langevin', or none.")
     _, settings = describe(algorithm)
-    constrained = exact or "correction" in settings  # every draw is to obey, not a mean over particles
-    positions = bring_inside(problem, positions, ensemble=ensemble) if constrained else positions
-    check_start(problem, positions, settings, constrained=constrained, ensemble=ensemble)
+    every_draw = exact or "correction" in settings  # is to obey, not a mean over particles
+    constrained = every_draw or "alpha" in settings
+    positions = bring_inside(problem, positions, ensemble=ensemble) if every_draw else positions
+    check_start(problem, positions, settings, constrained=constrained, every_draw=every_draw, ensemble=ensemble)
     return algorithm, jax.vmap(algorithm.init)(land_starts(problem, positions) if exact else positions)
 
 
@@ -369,7 +376,7 @@ def _continue(
         )
     if np.asarray(jax.random.key_data(key)).tolist() != past["key"]:
         raise ValueError(f"resume continues the run of seed {past['seed']}; pass the same seed (or key).")
-    if thinning != past["thinning"]:
+    if thinning not in (1, past["thinning"]):
         raise ValueError(f"resume continues a run with thinning={past['thinning']}; got thinning={thinning}.")
     if algorithm is None or algorithm == past["algorithm"]:  # its name stands for the settings of the trace
         settings = {k: np.asarray(v) if isinstance(v, list) else v for k, v in past["settings"].items()}
@@ -389,8 +396,14 @@ def _continue(
         raise ValueError(
             "the position was a container that is not saved (a NamedTuple, say): give initial_positions as well."
         )
+    if past.get("data", (data := describe_data(problem))) != data:
+        raise ValueError(
+            f"resume continues a run on the data {past['data']}; the problem given has {data}. To go on with other data, start a "
+            "run from the last positions instead."
+        )
     draws = resume.position if positions is None else in_order_of(resume, positions)
     last = jax.tree.map(lambda leaf: leaf[:, -1], draws)
+    _check_same_constraint(resume, problem, last)
     wanted = jax.eval_shape(jax.vmap(algorithm.init), last)
     leaves, expected = jax.tree.leaves(resume.state), jax.tree.leaves(wanted)
     found = [jnp.asarray(leaf) for leaf in leaves]
@@ -402,6 +415,24 @@ def _continue(
             "(jax_enable_x64 must be as it was.)"
         )
     return algorithm, jax.tree.unflatten(jax.tree.structure(wanted), found), past["num_warmup"], past["num_steps"]
+
+
+def _check_same_constraint(resume: Trace, problem: Problem, last: Position) -> None:
+    """The constraint at the last draws must be what the trace says, or it is another one."""
+    if problem.stochastic or not problem.constrained:
+        return
+    value = jax.vmap(problem.constraint_value)
+    now = jax.jit(jax.vmap(value) if resume.ensemble else value)(jax.tree.map(jnp.asarray, last))
+    for kind, values in now.items():
+        past = resume.sample_stats.get(kind)
+        if past is None or past[:, -1].shape != values.shape:
+            raise ValueError(f"resume continues a run whose {kind} had another shape, or none; pass the same problem.")
+        change = float(np.max(np.abs(past[:, -1] - np.asarray(values)) / (1 + np.abs(past[:, -1]))))
+        if not change <= np.sqrt(np.finfo(values.dtype).eps):
+            raise ValueError(
+                f"{kind} at the last draws of the trace differs from what it was by {change:.2g}: resume needs the problem, and "
+                "the data, of the run it continues."
+            )
 
 
 def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> Trace:
