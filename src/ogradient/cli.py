@@ -292,7 +292,7 @@ def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right", min_width=width)
     for row in cells:
         table.add_row(*map(escape, row))
-    console.print(table)
+    console.print(table, crop=False)
     console.print()
 
 

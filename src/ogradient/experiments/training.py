@@ -233,9 +233,9 @@ def over_particles_mean(split: str, name: str) -> CurveOf:
     return lambda run: getattr(run, split)[name].mean(axis=0)
 
 
-def plus_minus(summary: Summary) -> str:
+def plus_minus(summary: Summary, form: str = ".4f") -> str:
     """A number and its standard error over seeds, as text; of one seed the number alone."""
-    return f"{summary[0]:.4f}" + (f" ± {summary[1]:.4f}" if summary[1] else "")
+    return f"{summary[0]:{form}}" + (f" ± {summary[1]:{form}}" if summary[1] else "")
 
 
 def draw_panels(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, CurveOf], log: Sequence[str]) -> Figure:

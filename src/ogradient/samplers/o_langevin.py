@@ -156,14 +156,15 @@ def o_langevin(
 
     Args:
         problem: log density, constraint(s) and measure. Where a step leaves h ≤ 0 it is reflected back along {g = 0}; once
-            inside, a chain never leaves.
+            inside, a chain never leaves (unless h changes from step to step, on minibatches).
         step_size: η, a number or an optax schedule of the iteration. Bias along the set and |g| are O(η).
         alpha: strength of the pull ψ(g) = α sign(g)|g|^{1+β}. None is 1/η: one Newton step per iteration when β = 0.
             The discrete factor αη|g|^β is capped at 1, beyond which a step would overshoot.
         beta: in [0, 1]. 0 lands exponentially fast; larger values land faster from far away and slower near the set.
         correction: how the normal half of r is computed. "exact" (d second derivatives), "hutchinson" (`num_probes`
             of them, unbiased), "auto" (exact up to d = 64), or "none", which drops all of r: cheap, but then the law is
-            near the Hausdorff one whatever `measure` says, on a level set shifted by O(1/α).
+            near the Hausdorff one whatever `measure` says, on a level set shifted by O(1/α). All but "none" differentiate g
+            twice: kinks (relu, abs) have no second derivative, and an average of many of them is curved where r sees nothing.
         num_probes: probes of the Hutchinson estimate.
         temperature: T; the law is π^{1/T} with the measure's factor unchanged.
         max_active: rows of h that can turn a step back together: the most violated ones.
