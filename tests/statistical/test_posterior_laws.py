@@ -114,7 +114,7 @@ def test_leaving_out_the_scale_is_seen():
     raises=AssertionError, strict=True, reason="negative control: a constraint on 16 rows is another one"
 )
 def test_the_constraint_on_the_batch_is_seen():
-    check_minibatches(regression(batch_size=B))
+    check_minibatches(regression(batch_size=B, constraint_batch_size=B))
 
 
 # Estimates

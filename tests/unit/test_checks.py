@@ -234,3 +234,16 @@ def test_a_likelihood_that_averages_over_rows_is_noticed():
         run(against_all)
     weights = jnp.linspace(0.0, 1.0, 20)  # of these rows: it cannot take others, and need not
     run(build(lambda terms: jnp.sum(weights * terms)))
+
+
+@pytest.mark.parametrize(
+    ("equality", "message"),
+    [
+        (lambda x: 1.0 + 0.0 * x[0], "gradient of equality.0. is zero at every start"),
+        (lambda x: jnp.log(x[0] - 50), "equality is not finite"),
+    ],
+)
+def test_moments_that_cannot_be_constrained_are_refused(equality, message):
+    problem = og.Problem(gaussian, equality)
+    with pytest.raises(ValueError, match=message):
+        og.sample(0, problem, MANY[None], algorithm=og.control_langevin(problem, 0.01), num_warmup=0, num_samples=1)

@@ -26,6 +26,9 @@ def test_a_good_run_is_called_good(tmp_path):
     assert str(diagnosis).startswith("Nothing speaks against these draws.")
     loaded = og.load(trace.save(tmp_path / "t.zarr"))
     assert levels(og.diagnose(loaded))["law along the set"] == "unknown"
+    assert str(og.diagnose(loaded)).startswith(
+        "Nothing speaks against these draws; not tested: constraint, law along the set."
+    )
     assert og.diagnose(loaded, KNOWN.problem).ok
 
 

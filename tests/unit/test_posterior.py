@@ -1,6 +1,7 @@
 """og.posterior: all rows are the hand-written problem, batches stand for all rows, and no draw depends on how data arrive."""
 
 import dataclasses
+import re
 from contextlib import nullcontext
 
 import jax
@@ -516,6 +517,53 @@ def test_all_rows_for_the_constraint_stay_all_rows_when_there_are_more():
     problem = og.with_batch(numbered(batch_size=B, constraint_batch_size=N), jnp.arange(2.0 * N))
     _, constraint_rows = seen(problem, 5)
     np.testing.assert_allclose(constraint_rows, (2 * N - 1) / 2)
+
+
+def test_resuming_refuses_other_data():
+    make_with = lambda rows, **sizes: make(data=(X[:rows], Y[:rows]), **sizes)
+    problem = make_with(N)
+    trace = run(problem, og.langevin(problem, 0.001), num_samples=2)
+    changed = make(data=(X, Y.at[3].add(1.0)))
+    for other in (make_with(N - 1), make_with(N, batch_size=B), changed):
+        with pytest.raises(ValueError, match="resume continues a run on the data .*'rows': 40"):
+            run(other, og.langevin(other, 0.001), None, resume=trace)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((X[:20], Y[:30]), "same, positive number of rows"),
+        ((X.at[2, 1].set(jnp.nan), Y), "has NaN or infinite values in 1 of 40 rows"),
+        ({"X": X, "y": Y}, r"must be of the structure of the problem's data, \[0\]\[40, 3\], \[1\]\[40\]; got \['X'\]"),
+        ((X[:, :2], Y), r"must be of the structure .*; got \[0\]\[40, 2\]"),
+        ((X[:0], Y[:0]), "same, positive number of rows"),
+        ((), "data has no arrays"),
+    ],
+)
+def test_a_batch_must_be_one_of_the_problem(batch, message):
+    with pytest.raises(ValueError, match=message):
+        og.with_batch(make(), batch)
+
+
+def test_errors_in_users_functions_say_what_they_were_given():
+    for changes, note in (
+        (
+            {"loglikelihood_fn": lambda w, batch: batch[0] @ jnp.ones(7)},
+            r"loglikelihood_fn\(position, batch\) with batch \[0\]",
+        ),
+        ({"equality": lambda w: w}, r"equality\(position, batch\) with batch .* one position \(one chain\) \[3\]"),
+        ({"logprior_fn": lambda w: w @ jnp.ones(7)}, r"logprior_fn\(position\) with one position \(one chain\) \[3\]"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            make(**changes).check(W)
+        assert any(re.search(note, line) for line in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("judge", [og.land, og.orthogonal_ksd, og.constraint_violation])
+def test_nothing_is_judged_by_the_first_batch_alone(judge):
+    with pytest.raises(ValueError, match=r"the data come batch by batch, .* pass og.with_batch"):
+        judge(fed(), STARTS)
+    judge(og.with_batch(fed(), (X, Y)), STARTS)
 
 
 def test_with_batch_is_for_posteriors():

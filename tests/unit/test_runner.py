@@ -61,6 +61,30 @@ def test_resuming_refuses_another_run():
         run(resume=trace, algorithm=og.o_langevin(PROBLEM, 0.02))
     with pytest.raises(ValueError, match="the algorithm given is langevin"):
         run(resume=trace, algorithm=og.langevin(PROBLEM, 0.01))
+    with pytest.raises(ValueError, match=r"resume must be a trace; got str. og.load\(path\)"):
+        run(resume="trace.zarr")
+    shifted = og.Problem(PROBLEM.logdensity_fn, equality=lambda x: PROBLEM.equality(x) + 0.01)
+    with pytest.raises(ValueError, match=r"equality at the last draws of the trace differs .* by 0.01"):
+        og.sample(0, shifted, resume=trace, algorithm=og.o_langevin(shifted, 0.01))
+    more = og.Problem(PROBLEM.logdensity_fn, PROBLEM.equality, inequality=lambda x: x[0] - 100)
+    with pytest.raises(ValueError, match="inequality had another shape, or none"):
+        og.sample(0, more, resume=trace, algorithm=og.o_langevin(more, 0.01))
+
+
+def test_resuming_thins_as_before():
+    trace = run(num_samples=4)
+    assert trace.provenance["thinning"] == 3
+    resumed = og.sample(
+        0, PROBLEM, resume=trace, algorithm=og.o_langevin(PROBLEM, 0.01), num_samples=16, progress=False
+    )
+    np.testing.assert_array_equal(resumed["x"], run(num_samples=20)["x"])
+
+
+def test_a_name_that_is_not_tuned_is_refused_before_anything_else():
+    with pytest.raises(
+        ValueError, match=r"algorithm must be an algorithm, such as og.o_svgd\(problem, 0.1\), or one of"
+    ):
+        og.sample(0, PROBLEM, STARTS[None], algorithm="o_svgd")
 
 
 def test_resuming_refuses_another_precision(x64):

@@ -36,7 +36,8 @@ SMALL = income.Config(rows=300, particles=3, hidden=4, steps=6, checkpoints=3, s
 
 def test_income_leaves_its_folder_and_is_read_again(tables, few, tmp_path, monkeypatch):
     rows, figure = income.run(SMALL, tmp_path, data=tables, verify=False, progress=False)
-    assert [row["sampler"] for row in rows] == ["o_langevin", "o_svgd", "langevin", "svgd"]
+    smooth = ["o_langevin, tanh, paper's alpha", "o_langevin, tanh, paper's alpha, no second order"]
+    assert [row["sampler"] for row in rows] == ["o_langevin", "o_svgd", "langevin", "svgd", *smooth]
     assert figure.exists()
     metrics = json.loads((figure.parent / "metrics.json").read_text("utf-8"))
     curve = metrics["curves"]["o_langevin"]["test accuracy"]

@@ -96,7 +96,8 @@ def render_report(title: str, config: Mapping[str, Any], rows: Rows, png: bytes,
         "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}"
         "table{border-collapse:collapse;margin:1em 0}th,td{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:left}"
         ".number{white-space:nowrap}.wide{overflow-x:auto}.wide th,.wide td{padding:.25em .6em}"
-        "td{overflow-wrap:anywhere}.wide td{overflow-wrap:normal}img{max-width:100%}details{margin-top:2em}"
+        "td{overflow-wrap:anywhere}.wide td{overflow-wrap:normal}.wide td:first-child{min-width:11em}"
+        "img{max-width:100%}details{margin-top:2em}"
     )
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{style}</style>'
