@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 from jax import Array, random
@@ -65,11 +66,12 @@ def choose(
             steps, mass = tuned.num_integration_steps, np.asarray(tuned.inverse_mass)
             _say(
                 f"chmc, exact on the set: step_size={tuned.step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}, "
-                "diagonal metric, "
-                f"{_accepted(tuned)}",
+                + ("" if tuned.boundary_step is None else f"boundary_step={tuned.boundary_step:.3g}, ")
+                + f"diagonal metric, {_accepted(tuned)}",
                 progress,
             )
-            algorithm = chmc(problem, tuned.step_size, num_integration_steps=steps, inverse_mass=mass, jitter=JITTER)
+            settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass, "jitter": JITTER}
+            algorithm = chmc(problem, tuned.step_size, boundary_step=tuned.boundary_step, **settings)
             return algorithm, tuned.positions
         reason = f"chmc accepts only {tuned.acceptance_rate:.2f} of its moves here"
     eta, violation = tune_o_langevin(key, problem, positions, tolerance=tolerance)

@@ -27,7 +27,7 @@ def setting(measure="conditional", mass=None):
 @pytest.mark.parametrize("mass", [None, jnp.array([0.5, 1.0, 2.0, 1.5])], ids=["unit", "diagonal"])
 def test_trajectories_are_reversible_and_stay_on_the_set(projection, mass, x64):
     scaled, potential, start, _ = setting(mass=mass)
-    run = lambda point: _trajectory(scaled, potential, point, jnp.asarray(0.05), 20, projection)
+    run = lambda point: _trajectory(scaled, None, potential, point, jnp.asarray(0.05), 20, projection)
     end, status, iterations = run(start)
     assert int(status) == og.Status.OK
     assert float(jnp.linalg.norm(end.x - start.x)) > 0.3
@@ -39,6 +39,30 @@ def test_trajectories_are_reversible_and_stay_on_the_set(projection, mass, x64):
     assert 0 < int(iterations) < 20 * 2 * 30
 
 
+def test_trajectories_that_bounce_are_reversible(x64):
+    scaled, potential, start, _ = setting()
+    outside = []
+
+    def bounds(y):
+        return jnp.stack([y[0] - start.x[0] - 0.05, jnp.sum((y - start.x) ** 2) - 0.3])
+
+    run = jax.jit(
+        lambda point, steps: _trajectory(scaled, bounds, potential, point, jnp.asarray(0.05), steps, "newton")
+    )
+    for steps in range(1, 41):
+        end, status, _ = run(start, jnp.int32(steps))
+        outside.append(bool((bounds(end.x) > 0).any()))
+        assert int(status) == og.Status.OK
+        np.testing.assert_allclose(end.frame.jacobian @ end.p, np.zeros(2), atol=1e-12)
+    assert 3 < sum(outside) < 37
+    steps = jnp.int32(40 - outside[::-1].index(False))  # those that end outside are refused anyway
+    assert int(steps) > 30
+    end, *_ = run(start, steps)
+    back, *_ = run(end._replace(p=-end.p), steps)
+    np.testing.assert_allclose(back.x, start.x, atol=1e-9)
+    np.testing.assert_allclose(back.p, -start.p, atol=1e-9)
+
+
 @pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
 def test_energy_error_is_of_second_order(measure, x64):
     scaled, potential, start, _ = setting(measure, jnp.array([0.5, 1.0, 2.0, 1.5]))
@@ -46,7 +70,7 @@ def test_energy_error_is_of_second_order(measure, x64):
     errors = []
     for halvings in range(4):
         end, status, _ = _trajectory(
-            scaled, potential, start, jnp.asarray(0.1 / 2**halvings), 10 * 2**halvings, "newton"
+            scaled, None, potential, start, jnp.asarray(0.1 / 2**halvings), 10 * 2**halvings, "newton"
         )
         assert int(status) == og.Status.OK
         errors.append(abs(float(energy(end) - energy(start))))

@@ -8,6 +8,11 @@ One RATTLE step of size ε, V = −log π + φ:
 The reverse step from (x', −p') must come back to x (same solver), or the move is rejected: without that check a solver that
 finds another root would break detailed balance. Then Metropolis on H. L steps per transition, fresh momentum each time.
 
+With h ≤ 0, a step that ends outside goes on with its momentum mirrored in the boundary there, p ← p − 2n(n·p)/‖n‖², n the part of
+∇h along the set: it depends on x alone and keeps lengths, so volume and reversibility stay. A whole move that ends outside is
+refused. Where log π presses against a boundary the law is a thin layer along it, and trajectories follow it bounce by bounce;
+steps much longer than the layer is thick come back to the depth they started from, so one short step more changes that.
+
 Cost per step: one gradient of log π, one frame, m Hessian-vector products where φ is not constant, and two projections (there
 and back), each a few values of g (chord) or frames (Newton).
 """
@@ -26,7 +31,7 @@ from jax.flatten_util import ravel_pytree
 from ogradient.geometry import ConstraintFn, Frame, dependent_rows, frame_at, half_log_det_gradient, value_and_jacobian
 from ogradient.land import rounding_level
 from ogradient.problem import Position, Problem
-from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, make_algorithm
+from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, check_positive, make_algorithm
 from ogradient.status import Status
 
 NEWTON_ITERATIONS = 30
@@ -89,12 +94,15 @@ def build_kernel(
     inverse_mass: Any = None,
     refreshment: float = 1.0,
     jitter: float = 0.0,
+    boundary_step: float | Array | None = None,
     projection: str = "newton",
     name: str = "chmc",
 ) -> Callable:
     """The transition `(rng_key, state) -> (state, info)`."""
     schedule = as_schedule(step_size)
     check_exact_sampler(problem, name, num_integration_steps, inverse_mass, refreshment, jitter, projection)
+    if boundary_step is not None and not isinstance(boundary_step, jax.Array):
+        check_positive("boundary_step", boundary_step)
     # The Gram factor is constant on the set in the Hausdorff measure with a multiple of the identity as mass.
     curved = (
         problem.measure == "conditional" or jnp.size(1.0 if inverse_mass is None else ravel_pytree(inverse_mass)[0]) > 1
@@ -109,36 +117,41 @@ def build_kernel(
         # In coordinates y = M^{½}x the mass is the identity; only φ knows about M.
         root = jnp.sqrt(flat_inverse_mass(inverse_mass, x))
         scaled: ConstraintFn = lambda y: constraint(root * y)
+        bounds: ConstraintFn = lambda y: problem.inequality_fn(unravel(root * y))
         potential = _potential(problem, lambda y: logdensity(root * y), scaled, root, curved=curved)
 
-        momentum_key, accept_key = jax.random.split(rng_key)
-        y = x / root
-        value, gradient, frame = potential(y)
-        fresh = jax.random.normal(momentum_key, x.shape, x.dtype)
-        p = fresh if refreshment == 1 else jnp.sqrt(1 - refreshment) * state.momentum + jnp.sqrt(refreshment) * fresh
-        start = Point(y, _tangent(frame, p), value, -gradient, frame)
-        end, status, iterations = _trajectory(scaled, potential, start, epsilon, num_integration_steps, projection)
+        def move(key: Array, x: Array, momentum: Array | None, epsilon: Array, num_steps: int | Array) -> tuple:
+            """One trajectory with fresh momentum (mixed with `momentum`), accepted or not."""
+            momentum_key, accept_key = jax.random.split(key)
+            value, gradient, frame = potential(x / root)
+            fresh = jax.random.normal(momentum_key, x.shape, x.dtype)
+            p = fresh if momentum is None else jnp.sqrt(1 - refreshment) * momentum + jnp.sqrt(refreshment) * fresh
+            start = Point(x / root, _tangent(frame, p), value, -gradient, frame)
+            within = None if problem.inequality is None else bounds
+            end, status, iterations = _trajectory(scaled, within, potential, start, epsilon, num_steps, projection)
 
-        proposal = unravel(root * end.x)
-        energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
-        feasible = jnp.all(problem.inequality_fn(proposal) <= 0)
-        finite = jnp.isfinite(new_energy) & jnp.all(jnp.isfinite(end.x))
-        # A non-finite energy is a rejected move like any other here: the chain has not left its place.
-        valid = (status == Status.OK) & feasible & finite
-        rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy, 0.0)), 0.0)
-        accepted = jax.random.uniform(accept_key, (), x.dtype) < rate
-        position = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), proposal, state.position)
-        momentum = jnp.where(accepted, end.p, -start.p)
-        new_state = ConstrainedState(position, momentum, state.iteration + 1)
-        status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
-        return new_state, ConstrainedInfo(
-            constraint_value=problem.constraint_value(position),
-            status=status,
-            acceptance_rate=rate,
-            is_accepted=accepted,
-            energy=jnp.where(accepted, new_energy, energy),
-            num_solver_iterations=iterations,
+            energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
+            feasible = jnp.all(bounds(end.x) <= 0)
+            finite = jnp.isfinite(new_energy) & jnp.all(jnp.isfinite(end.x))
+            # A non-finite energy is a rejected move like any other here: the chain has not left its place.
+            valid = (status == Status.OK) & feasible & finite
+            rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy, 0.0)), 0.0)
+            accepted = jax.random.uniform(accept_key, (), x.dtype) < rate
+            status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
+            x, p = jnp.where(accepted, root * end.x, x), jnp.where(accepted, end.p, -start.p)
+            return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations)
+
+        kept = None if refreshment == 1 else state.momentum
+        x, momentum, (status, rate, accepted, energy, iterations) = move(
+            rng_key, x, kept, epsilon, num_integration_steps
         )
+        if boundary_step is not None:
+            short = jnp.asarray(boundary_step, x.dtype)
+            x, _, (_, _, _, energy, more) = move(jax.random.fold_in(rng_key, 3), x, None, short, 1)
+            iterations = iterations + more
+        position = unravel(x)
+        info = ConstrainedInfo(problem.constraint_value(position), status, rate, accepted, energy, iterations)
+        return ConstrainedState(position, momentum, state.iteration + 1), info
 
     return step
 
@@ -165,15 +178,26 @@ def _potential(
 
 
 def _trajectory(
-    constraint: ConstraintFn, potential: Callable, start: Point, epsilon: Array, num_steps: int | Array, projection: str
+    constraint: ConstraintFn,
+    bounds: ConstraintFn | None,
+    potential: Callable,
+    start: Point,
+    epsilon: Array,
+    num_steps: int | Array,
+    projection: str,
 ) -> tuple[Point, Array, Array]:
     """`num_steps` RATTLE steps, each checked; after a failure the rest is skipped."""
+    single = (
+        isinstance(num_steps, int) and num_steps == 1
+    )  # a move that ends outside is refused: no use in turning round
 
     def body(_: Array, carry: tuple[Point, Array, Array]) -> tuple[Point, Array, Array]:
         point, status, iterations = carry
         half = point.p + 0.5 * epsilon * point.force
         x, landed, used = _project(constraint, point.frame, point.x, point.x + epsilon * half, projection)
         value, gradient, frame = potential(x)
+        if bounds is not None:  # log π need not exist outside; what is kicked there only has to be the same both ways
+            gradient = jnp.where(jnp.all(jnp.isfinite(gradient)), gradient, 0.0)
         # (x − point.x)/ε is the momentum that led there; its kick and projection make it the new one.
         p = _tangent(frame, (x - point.x) / epsilon - 0.5 * epsilon * gradient)
         back_from = x - epsilon * (p + 0.5 * epsilon * gradient)
@@ -183,6 +207,8 @@ def _trajectory(
         outcome = jnp.where(
             landed, jnp.where(returned & same, Status.OK, Status.NOT_REVERSIBLE), Status.SOLVER_DIVERGED
         )
+        if bounds is not None and not single:
+            p = _bounce(bounds, frame, x, p)
         moved = Point(x, p, value, -gradient, frame)
         ok = status == Status.OK
         keep = ok & (outcome == Status.OK)
@@ -190,9 +216,19 @@ def _trajectory(
         return point, jnp.where(ok, outcome, status).astype(jnp.int32), iterations + used + used_back
 
     first = (start, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
-    if isinstance(num_steps, int) and num_steps == 1:
+    if single:
         return body(jnp.int32(0), first)
     return lax.fori_loop(0, num_steps, body, first)
+
+
+def _bounce(bounds: ConstraintFn, frame: Frame, x: Array, p: Array) -> Array:
+    """The momentum after a step to x: outside, mirrored in the boundary of the row of h that is largest there."""
+    value, pullback = jax.vjp(bounds, x)
+    row = jnp.argmax(jnp.where(jnp.isnan(value), jnp.inf, value))
+    normal = _tangent(frame, pullback(jax.nn.one_hot(row, value.size, dtype=value.dtype))[0])
+    square = normal @ normal
+    mirrored = p - 2 * (normal @ p) / jnp.where(square > 0, square, 1.0) * normal
+    return jnp.where(jnp.all(value <= 0) | ~jnp.all(jnp.isfinite(mirrored)), p, mirrored)
 
 
 def _project(
@@ -296,12 +332,14 @@ def chmc(
     inverse_mass: Any = None,
     refreshment: float = 1.0,
     jitter: float = 0.0,
+    boundary_step: float | None = None,
     projection: str = "newton",
 ) -> SamplingAlgorithm:
     """Constrained Hamiltonian Monte Carlo: exact draws on the set, |g| at rounding level.
 
     Args:
-        problem: log density, equality constraint(s) and measure; proposals with an inequality violated are rejected.
+        problem: log density, constraint(s) and measure. Trajectories bounce off the boundary of h ≤ 0, and one that ends outside
+            is rejected.
         step_size: ε of a RATTLE step, a number or an optax schedule of the iteration.
         num_integration_steps: L, steps per transition.
         inverse_mass: diagonal of M⁻¹: a number, a flat array, or a pytree like the position. About the variances of the
@@ -309,6 +347,8 @@ def chmc(
         refreshment: share of the momentum's variance that is new each transition; 1 forgets it.
         jitter: each transition's step is ε(1 + jitter·u), u uniform on [−1, 1]. Trajectories of one length can be nearly
             periodic (on a Gaussian, half a period is x → −x for ever); a jitter of 0.2 is enough against that.
+        boundary_step: size of one more step after each trajectory, accepted or not by itself; for inequalities that log π presses
+            against. The law then is a layer along the boundary, and longer steps follow it without changing their depth in it.
         projection: "newton" (quadratic, for any step) or "chord" (one value of g per iteration, for small steps and many
             constraints).
 
@@ -325,6 +365,7 @@ def chmc(
         "inverse_mass": inverse_mass,
         "refreshment": refreshment,
         "jitter": jitter,
+        "boundary_step": boundary_step,
         "projection": projection,
     }
     return make_algorithm("chmc", problem, init, build_kernel, exact=True, step_size=step_size, **settings)
