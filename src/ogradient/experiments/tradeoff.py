@@ -101,8 +101,8 @@ def run(
             f"Means over {config.particles} particles and {config.seeds} seeds after {config.steps:,} steps, on the test rows; "
             "|cov| is on the training rows, which the constraint is about. The CV score counts predictions above ½, so no "
             "covariance does not mean a score of 0.",
-            "The posterior presses against the band. O-Langevin's reflections keep draws about a step inside its edge, and the law "
-            "itself is nearer to it: mean |cov| against the level shows by how much.",
+            "The posterior presses against the band. O-Langevin's reflections keep draws about a step inside its edge, and the "
+            "law itself is nearer to it: mean |cov| against the level shows by how much.",
         ],
     )
     return rows, path
