@@ -52,7 +52,7 @@ class Feed:
         self.length = int(np.clip(FEED_BYTES // max(size, 1), 1, FEED_STEPS))
         self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ogradient-feed")
         self.stop, self.context = Event(), copy_context()
-        self.settings = {name: getattr(jax.config, f"jax_{name}") for name in SETTINGS}
+        self.settings = {name: getattr(jax.config, f"jax_{name}", None) for name in SETTINGS}
         self.coming: Future[tuple[Any, int, BatchError | None]] | None = None
         self.failure: BatchError | None = None
 
@@ -88,7 +88,8 @@ class Feed:
         rows, failure = self._room(), None
         with ExitStack() as stack:
             for name, value in self.settings.items():
-                stack.enter_context(getattr(jax, name)(value))
+                if hasattr(jax, name):  # which of them are public changes from version to version
+                    stack.enter_context(getattr(jax, name)(value))
             for step in range(begin, end):
                 if self.stop.is_set():
                     return None, begin, None
