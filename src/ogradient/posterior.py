@@ -82,6 +82,17 @@ class Source(NamedTuple):
     model: Model
     data: Batch
 
+    def __str__(self) -> str:
+        model = self.model
+        batch = (
+            f"{count_rows(self.data)} from batch_fn" if model.batch_fn else model.batch_size and f"{model.batch_size}"
+        )
+        sizes = [
+            batch and f"{batch} in each step",
+            model.constraint_batch_size and f"{model.constraint_batch_size} for constraints",
+        ]
+        return ", ".join([f"{model.num_rows:,} rows", *(size for size in sizes if size)])
+
     def view(self, key: Array | None) -> Problem:
         """The problem with the batches that a step's key draws."""
         model, data = self.model, self.data

@@ -56,6 +56,11 @@ class Problem:
             object.__setattr__(self, name, functions)
             object.__setattr__(self, kind, getattr(self, kind) if functions else None)  # an empty list is none
 
+    def __repr__(self) -> str:
+        kinds = [kind for kind in ("equality", "inequality") if getattr(self, kind) is not None]
+        what = "Problem" if self.source is None else f"posterior over {self.source}"
+        return f"<{what} with {' and '.join(kinds) or 'no constraint'}, {self.measure} measure>"
+
     @property
     def stochastic(self) -> bool:
         """Whether a step sees a random part of the data, rather than all of them."""

@@ -80,7 +80,10 @@ class Trace:
         shapes = ", ".join(f"{name}{list(value.shape[axes:])}" for name, value in self.variables.items())
         particles = jax.tree.leaves(self.position)[0].shape[2] if self.ensemble else 0
         who = f"{self.num_chains} ensembles of {particles} particles" if self.ensemble else f"{self.num_chains} chains"
-        largest = "".join(f", max |{kind}| {value:.2g}" for kind, value in self._largest_violations().items())
+        data = self.provenance.get("data") or {}
+        rows = data.get("constraint_batch_size") or data.get("batch_size")
+        seen = " on its batch" if data.get("batch_fn") or rows not in (None, data.get("rows")) else ""
+        largest = "".join(f", max |{kind}| {value:.2g}{seen}" for kind, value in self._largest_violations().items())
         bad = ", ".join(f"{Status(code).name} {count:,}" for code, count in self.problems().items())
         return (
             f"<Trace of {self.provenance['algorithm']}: {who} × {self.num_draws} draws of {shapes}"

@@ -562,6 +562,19 @@ def test_nothing_is_judged_by_the_first_batch_alone(judge):
     judge(og.with_batch(fed(), (X, Y)), STARTS)
 
 
+def test_problems_and_traces_say_what_steps_see():
+    assert repr(make()) == "<posterior over 40 rows with equality, conditional measure>"
+    few = make(batch_size=B, constraint_batch_size=N)
+    assert (
+        repr(few) == "<posterior over 40 rows, 8 in each step, 40 for constraints with equality, conditional measure>"
+    )
+    assert "over 40 rows, 8 from batch_fn in each step with equality" in repr(fed())
+    assert repr(og.Problem(prior, inequality=[prior])) == "<Problem with inequality, conditional measure>"
+    assert "on its batch" not in repr(run(few, og.o_langevin(few, 0.001), num_samples=1))
+    streamed = fed()
+    assert "on its batch" in repr(run(streamed, og.o_langevin(streamed, 0.001), num_samples=1))
+
+
 def test_with_batch_is_for_posteriors():
     with pytest.raises(ValueError, match="with_batch is for problems of og.posterior; this one has no data"):
         og.with_batch(og.Problem(prior), (X, Y))
