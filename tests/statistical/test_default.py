@@ -1,6 +1,7 @@
 """`og.sample(0, problem, x0)` with nothing else given is good enough to use, from starts off the set."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -38,3 +39,18 @@ def test_gaussian_chains_do_not_keep_their_radius():
     known = problems.affine_gaussian()
     trace = og.sample(0, known.problem, known.start_off(jax.random.key(0), 16), progress=False)
     assert trace.summary(digits=None)["r_hat"].max() < 1.02  # of the folded draws too
+
+
+def test_the_default_call_mixes_along_a_boundary_that_the_law_presses_against():
+    """log π = 200 x₀ − ½|x₁…|² under x₀ + ½|x₁…|²/8 ≤ 0: an exponential layer of thickness 0.005 along a curved wall."""
+    tangent = lambda x: jnp.sum(x[1:] ** 2)
+    problem = og.Problem(lambda x: 200 * x[0] - 0.5 * tangent(x), inequality=lambda x: x[0] + tangent(x) / 16)
+    starts = jax.random.normal(jax.random.key(0), (16, 4)).at[:, 0].add(-3.0)
+    trace = og.sample(0, problem, starts, progress=False)
+    table = trace.summary(digits=None)
+    scalars = table.index.str.startswith("x[")
+    assert table["r_hat"][scalars].max() < 1.02
+    assert table["ess_bulk"][scalars].min() > 400
+    depth = -trace.sample_stats["inequality"].ravel()
+    assert depth.mean() == pytest.approx(1 / 200, rel=0.1)
+    np.testing.assert_allclose((trace["x"][..., 1:] ** 2).mean(axis=(0, 1)), 1 / 26, rtol=0.15)  # 5 standard errors
