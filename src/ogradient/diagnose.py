@@ -131,14 +131,13 @@ def _constraint(trace: Trace, problem: Problem | None, *, streamed: bool) -> Fin
         return x, frame.value, jnp.linalg.norm(landing(frame, alpha=1.0))
 
     x, g, off = (np.asarray(part, np.float64) for part in _over(distance, problem, draws))
-    if problem.stochastic:  # what the trace has is of the rows that a step saw
+    noisy = problem.source is not None and problem.source.model.noisy_constraint
+    if noisy:  # what the trace has is of the rows that a step saw
         numbers = f"on all rows mean |g| {np.abs(g).mean():.2g}, max |g| {np.abs(g).max():.2g}"
     spread = np.sqrt(x.var(axis=0).sum())
     share = float(np.quantile(off, 0.9) / spread) if spread > 0 else np.inf
     level: Level = "fine" if share < 0.05 else "doubtful" if share < 0.25 else "bad"
-    advice = (
-        "" if level == "fine" else PARTIAL if problem.stochastic else " Use a smaller step size, or a larger alpha."
-    )
+    advice = "" if level == "fine" else PARTIAL if noisy else " Use a smaller step size, or a larger alpha."
     return Finding(
         "constraint",
         level,
@@ -170,8 +169,8 @@ def _gradients(trace: Trace, problem: Problem) -> Finding:
 def _feasibility(trace: Trace, problem: Problem | None, *, streamed: bool) -> Finding:
     values = trace.sample_stats["inequality"]
     values = values[:, -1] if trace.ensemble else values
-    partial_rows = problem is not None and problem.stochastic
-    if partial_rows:  # what the trace has is of the rows that a step saw
+    noisy = problem is not None and problem.source is not None and problem.source.model.noisy_constraint
+    if noisy:  # what the trace has is of the rows that a step saw
         bounds = lambda problem, position: problem.inequality_fn(position)
         values = np.asarray(_over(bounds, problem, _subsample(_last(trace), KSD_DRAWS)))  # type: ignore[arg-type]
     outside = (values > 0).any(axis=-1)
@@ -195,7 +194,7 @@ def _feasibility(trace: Trace, problem: Problem | None, *, streamed: bool) -> Fi
         f"{_percent(outside.mean())} of the draws are outside, by up to h = {largest.max():.2g}."
         + (
             PARTIAL
-            if partial_rows
+            if noisy
             else " Their chains found no way in from where they started: start nearer, and see og.land."
         )
         + note,

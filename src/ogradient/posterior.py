@@ -52,6 +52,12 @@ class Model:
         partial = self.batch_size is not None or self.batch_fn is not None
         return partial or self.constraint_batch_size is not None or self.augment is not None
 
+    @property
+    def noisy_constraint(self) -> bool:
+        """Whether steps see different constraints."""
+        rows = self.constraint_batch_size or self.batch_size
+        return self.batch_fn is not None or self.augment is not None or rows not in (None, self.num_rows)
+
     def problem(self, data: Batch) -> Problem:
         """The problem over all rows of `data`; what a step sees of it is its `view`."""
         scale = self.num_rows / count_rows(data) if self.batch_fn is not None else 1.0

@@ -174,6 +174,13 @@ def test_an_inequality_is_judged_on_all_rows():
     assert "constraint_batch_size=N" in text
 
 
+def test_a_constraint_on_all_rows_is_not_blamed_on_batches():
+    problem = make(batch_size=B, constraint_batch_size=N)
+    text = og.diagnose(run(problem, og.langevin(problem, 0.003), num_samples=100))["constraint"].text
+    assert text.endswith("Use a smaller step size, or a larger alpha.")
+    assert "on all rows" not in text
+
+
 def test_a_constraint_that_is_nan_on_a_batch_is_not_ok():
     """A mean over the rows that a rule touches is NaN where a batch has none of them."""
     rule = jnp.zeros(N).at[0].set(1.0)
