@@ -1,7 +1,6 @@
 """Exact kernels: started from exact draws the law stays, in both measures and with any mass; agreement with mici."""
 
 import dataclasses
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from ogradient.problems.known import Moment
 
 pytestmark = pytest.mark.statistical
 
-chmc_module = importlib.import_module("ogradient.samplers.chmc")
 ALARM = 1e-5
 CASES = {
     "cubic": (problems.cubic(), 1.0, 2, None),
@@ -100,11 +98,11 @@ def test_a_row_given_twice_keeps_the_law(x64):
 PRESSED, CURVATURE = 100.0, 0.5
 
 
-def layer():
+def layer(pressed=PRESSED):
     """log π = 100 x₀ − ½(x₁² + x₂²) under x₀ + ¼(x₁² + x₂²) ≤ 0 and x₃ = sin x₁: a layer 0.01 thick along a curved boundary."""
     tangent = lambda x: jnp.sum(x[1:3] ** 2)
     problem = og.Problem(
-        lambda x: PRESSED * x[0] - 0.5 * tangent(x),
+        lambda x: pressed * x[0] - 0.5 * tangent(x),
         equality=lambda x: x[3] - jnp.sin(x[1]),
         inequality=lambda x: x[0] + 0.5 * CURVATURE * tangent(x),
     )
@@ -128,18 +126,20 @@ def layer():
     return problem, exact, moments
 
 
-def check_layer(*, step_size=0.05, num_steps=4, boundary_step=0.01, num_chains=6000, num_samples=20):
-    problem, exact, moments = layer()
+def check_layer(*, pressed=PRESSED, step_size=0.05, num_steps=4, boundary_step=0.01, num_chains=6000, num_samples=20):
+    problem, exact, moments = layer(pressed)
     starts = exact(jax.random.key(3000 + SEED), num_chains)
     algorithm = og.chmc(problem, step_size, num_integration_steps=num_steps, boundary_step=boundary_step)
     trace = og.sample(SEED, problem, starts, algorithm=algorithm, num_warmup=0, num_samples=num_samples, progress=False)
-    assert trace.sample_stats["is_accepted"].mean() > 0.3
+    if trace.sample_stats["is_accepted"].mean() <= 0.3:
+        pytest.fail("too few moves to see anything")  # no AssertionError: a negative control must fail by its law
     for name, moment in moments.items():
         before, after = (
             np.asarray(jax.vmap(moment.function)(jnp.asarray(x)), float) for x in (starts, trace["x"][:, -1])
         )
         forgotten = np.corrcoef(before, after)[0, 1] < 0.5
-        assert forgotten or (name.startswith("depth") and boundary_step is None), f"{name} has hardly changed"
+        if not (forgotten or (name.startswith("depth") and boundary_step is None)):
+            pytest.fail(f"{name} has hardly changed")
         limit = stats.norm.ppf(1 - ALARM / 2) * after.std(ddof=1) / np.sqrt(num_chains)
         assert abs(after.mean() - moment.value) < limit, (
             f"{name}: {after.mean():.4g}, truth {moment.value:.4g} ± {limit:.2g}"
@@ -152,13 +152,10 @@ def test_the_law_stays_in_a_thin_layer_along_a_boundary(steps, x64):
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, strict=True, reason="negative control: a bounce that loses momentum moves the law"
+    raises=AssertionError, strict=True, reason="negative control: a fifth more pressure is another layer"
 )
-def test_a_lossy_bounce_is_seen(x64, monkeypatch):
-    whole = chmc_module._bounce
-    lossy = lambda bounds, frame, x, p: jnp.where(jnp.any(bounds(x) > 0), 0.9 * whole(bounds, frame, x, p), p)
-    monkeypatch.setattr(chmc_module, "_bounce", lossy)
-    check_layer()
+def test_another_layer_is_seen(x64):
+    check_layer(pressed=1.2 * PRESSED)
 
 
 @pytest.mark.xfail(raises=AssertionError, strict=True, reason="negative control: the other measure moves the law")
