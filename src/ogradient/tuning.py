@@ -225,7 +225,7 @@ def tune_chmc(
     mass = jnp.maximum(variance, 1e-4 * jnp.max(variance)) if float(jnp.max(variance)) > 0 else unit
     positions, epsilon, *_ = run(3, positions, 0.5, 4, mass, adapt=True)
     if problem.inequality is not None and len(trajectories) > 1:
-        # A single step that is accepted half of the time is about as long as a layer along a boundary is thick.
+        # A single step that is accepted two times in three is about as long as a layer along a boundary is thick.
         positions, alone, *_ = run(30, positions, epsilon, 1, mass, adapt=True)
         short = alone if float(alone) < 0.5 * float(epsilon) else None
     gains = []
