@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, factor, project, solve, value_and_jacobian
+from ogradient.geometry import ConstraintFn, Frame, factor, project, row_lengths, solve, value_and_jacobian
 from ogradient.stein import over_particles
 
 MAX_ACTIVE = 8  # rows of h that can turn a move back together, unless the user says otherwise
@@ -65,7 +65,7 @@ def boundary_weight(
     def measure(argument: tuple[Frame, Array]) -> tuple[Array, Array]:
         frame, point = argument
         value, jacobian = value_and_jacobian(inequality, point)
-        return value, jnp.linalg.norm(jax.vmap(lambda row: project(frame, row))(jacobian), axis=1)
+        return value, row_lengths(jax.vmap(lambda row: project(frame, row))(jacobian))
 
     values, slopes = over_particles(measure, (frames, x), block_size)
     widths = jnp.sqrt(bandwidth) * jnp.mean(slopes, axis=0)

@@ -10,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ogradient.geometry import frame_at, steer, value_and_jacobian
+from ogradient.geometry import frame_at, random_signs, row_lengths, steer, value_and_jacobian
 from ogradient.land import land
-from ogradient.problem import Position, Problem, shapes_of
+from ogradient.problem import Position, Problem, as_positions, shapes_of
 from ogradient.status import Status, warn
+from ogradient.stein import over_particles
 from ogradient.trace import Trace, leaf_names
 
 NEWTON_STEPS = 24
+TURNED = 0.25  # of a gradient within 8 roundings of x: beyond, the set is not resolved
+LOST_DIGITS = 0.1  # of log π: the steps in which it can be told apart
 RESERVED = {"chain", "draw", "particle", "equality", "inequality", "status"}
 
 
@@ -51,7 +54,8 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
         raise ValueError(f"the leaves of initial_positions disagree on the number of chains (first axis): {counts}.")
     if counts == [0]:
         raise ValueError("initial_positions has no chain: its first axis is empty.")
-    positions = jax.tree.unflatten(structure, arrays)
+    positions = as_positions(jax.tree.unflatten(structure, arrays))
+    _refuse_lone_start(problem, positions)
     if ensemble:
         shapes = {array.shape[:2] for array in arrays}
         if any(len(shape) < 2 for shape in shapes) or len(shapes) > 1 or 0 in next(iter(shapes)):
@@ -61,6 +65,23 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
             )
     problem.check(jax.tree.map(lambda leaf: leaf[0, 0] if ensemble else leaf[0], positions))
     return positions
+
+
+def _refuse_lone_start(problem: Problem, positions: Position) -> None:
+    """One start of shape (d,) looks like d chains of a scalar. Where the functions take both, nobody can tell which is meant."""
+    shapes = {leaf.shape for leaf in jax.tree.leaves(positions)}
+    if any(len(shape) != 1 for shape in shapes) or shapes == {(1,)}:
+        return
+    for one in (jax.tree.map(lambda leaf: leaf[0], positions), positions):
+        try:
+            problem.check(one)
+        except Exception:  # whatever a user's function may raise on another shape
+            return
+    chains = next(iter(shapes))[0]
+    raise ValueError(
+        f"initial_positions, {shapes_of(positions)}, can be read as {chains} chains of scalars, and as one start, since your "
+        "functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains of one coordinate."
+    )
 
 
 def check_start(
@@ -111,7 +132,9 @@ def check_start(
     if problem.equality is None:
         return
     if every_draw:
-        _warn_squared(values)
+        _refuse_unresolved(problem, report)
+        _refuse_points(problem, report["deficient"][:, -1], positions)
+        _warn_squared(values, report["size"])
         _warn_unattainable(values, norms, report["size"], dependent=bool(report["deficient"][:, 0].all()))
     _warn_capped(values[:, 0], settings)
 
@@ -134,13 +157,20 @@ def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[st
 
     def newton(x: Array, _: None) -> tuple[Array, tuple[Array, ...]]:
         frame = frame_at(constraint, x)
-        seen = (frame.value, jnp.linalg.norm(frame.jacobian, axis=1), jnp.linalg.norm(x), frame.deficient)
+        seen = (frame.value, row_lengths(frame.jacobian), row_lengths(x[None])[0], frame.deficient)
         return x + steer(frame, jnp.zeros_like(x), -frame.value), seen
 
-    _, (values, norms, size, deficient) = lax.scan(newton, x, length=NEWTON_STEPS + 1)
+    last, (values, norms, size, deficient) = lax.scan(newton, x, length=NEWTON_STEPS + 1)
     bounds, slopes = value_and_jacobian(lambda x: problem.inequality_fn(unravel(x)), x)
-    report |= {"bounds": bounds, "slopes": jnp.linalg.norm(slopes, axis=1)}
-    return report | {"values": values, "norms": norms, "size": size, "deficient": deficient}
+    report |= {"bounds": bounds, "slopes": row_lengths(slopes)}
+    report |= {"values": values, "norms": norms, "size": size, "deficient": deficient}
+    # Where the starts land: how far the gradients turn within a few roundings of x, and the size of the terms of g.
+    here = value_and_jacobian(constraint, last)[1]
+    signs = random_signs(jax.random.key(0), (1, x.size), x.dtype)[0]
+    there = value_and_jacobian(constraint, last + 8 * jnp.finfo(x.dtype).eps * jnp.abs(last) * signs)[1]
+    scale = 1 / jnp.maximum(row_lengths(here), jnp.finfo(x.dtype).tiny)
+    turns = row_lengths((there - here) * scale[:, None])
+    return report | {"turns": turns, "terms": jnp.max(jnp.abs(last)) * row_lengths(here)}
 
 
 def _warn_not_a_sum(problem: Problem, positions: Position) -> None:
@@ -216,6 +246,7 @@ def land_starts(problem: Problem, positions: Position) -> Position:
             f"{lost.size} of {len(landing.status)} starts (the first is chain {lost[0]}) could not be brought onto the set: the "
             f"best residual is {residual:.3g}.{why} If the constraint can be met at all, start nearer to the set."
         )
+    check_digits(problem, landing.position)
     return landing.position
 
 
@@ -312,11 +343,65 @@ def _warn_infeasible(problem: Problem, positions: Position, bounds: np.ndarray) 
     )
 
 
-def _warn_squared(values: np.ndarray) -> None:
-    """Newton on c² halves c, so g falls by exactly 4 each step; on a regular constraint it falls ever faster."""
+def check_digits(problem: Problem, positions: Position) -> None:
+    """Acceptance is decided by differences of log π: where it is huge, the last digit of its precision is larger than those."""
+    value = np.asarray(_logdensities(problem, positions))
+    lost = float(np.finfo(value.dtype).eps * np.median(np.abs(value)))
+    if lost > LOST_DIGITS:
+        warn(
+            f"log π is about {np.median(value):.3g} at the starts, and {value.dtype} resolves no more than {lost:.2g} of it: moves are "
+            "accepted by differences smaller than that, so the law will be off. It is needed only up to a constant: subtract one, "
+            "term by term where it is a sum, or use float64 (jax_enable_x64)."
+        )
+
+
+@jax.jit
+def _logdensities(problem: Problem, positions: Position) -> Array:
+    return over_particles(problem.logdensity, positions, problem.draws_together)
+
+
+def _refuse_unresolved(problem: Problem, report: dict[str, np.ndarray]) -> None:
+    """A set whose gradients turn within the roundings of x, or whose g is made of numbers too small to hold, is not there."""
+    info = np.finfo(report["values"].dtype)
+    turned, terms = np.median(report["turns"], axis=0), np.median(report["terms"], axis=0)
+    size = np.median(report["size"][:, -1])
+    if (rows := np.flatnonzero(turned > TURNED)).size:
+        raise ValueError(
+            f"equality[{rows[0]}] cannot be resolved in {info.dtype} at |x| = {size:.3g}: its gradient turns by "
+            f"{100 * turned[rows[0]]:.0f} % within the roundings of x. Shift the coordinates so that the set is near 0, or use float64 "
+            "(jax_enable_x64)."
+        )
+    if (rows := np.flatnonzero((terms > 0) & (terms < info.tiny / info.eps))).size or (0 < size < np.sqrt(info.tiny)):
+        what = (
+            f"equality[{rows[0]}] is made of numbers of size {terms[rows[0]]:.2g}"
+            if rows.size
+            else f"|x| is {size:.2g}"
+        )
+        raise ValueError(
+            f"{what} on the set, too small for {info.dtype}. Choose units in which coordinates and constraints are of ordinary size."
+        )
+
+
+def _refuse_points(problem: Problem, deficient: np.ndarray, positions: Position) -> None:
+    one = jax.tree.map(lambda leaf: leaf[0], positions)
+    dim, rows = problem.flatten(one)[0].size, jax.eval_shape(problem.equality_fn, one).shape[0]
+    if rows >= dim and not deficient.all():
+        raise ValueError(
+            f"equality has {rows} independent rows and the position {dim} coordinate{'s' * (dim > 1)}: the set is of dimension zero, "
+            "single points, and there is nothing to sample. Drop a row. (For a single chain that starts at x0, pass x0[None].)"
+        )
+
+
+def _warn_squared(values: np.ndarray, size: np.ndarray) -> None:
+    """Newton on c² halves c, so g falls by exactly 4 each step; on a regular constraint it falls ever faster.
+
+    From far outside a small sphere it falls by 4 as well, but there x itself is halved.
+    """
     early = values[:, 5:14]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = early[:, 1:] / early[:, :-1]
+        shrinking = np.abs(size[:, 6:14] / size[:, 5:13] - 0.5) < 0.02
+    ratios = np.where(shrinking[..., None], np.inf, ratios)
     # Most chains must show it: one may start where Newton's first steps go astray.
     squared = np.mean((early > 0).all(axis=1) & (np.abs(ratios - 0.25) < 0.02).all(axis=1), axis=0) > 0.5
     if squared.any():

@@ -12,6 +12,7 @@ from ogradient.checks import bring_inside, check_start, land_starts
 from ogradient.problem import Position, Problem
 from ogradient.samplers import chmc, clangevin, o_langevin
 from ogradient.samplers.base import SamplingAlgorithm, check_positive
+from ogradient.status import warn
 from ogradient.tuning import CHMCTuning, tune_chmc, tune_o_langevin
 
 TUNED = ("chmc", "clangevin", "o_langevin")
@@ -59,6 +60,7 @@ def choose(
         landed = land_starts(problem, positions)
         if name == "clangevin":
             tuned = tune_chmc(key, problem, landed, trajectories=(1,))
+            _warn_stuck(tuned)
             _say(f"clangevin: step_size={tuned.step_size:.3g}, diagonal metric, {_accepted(tuned)}", progress)
             return clangevin(problem, tuned.step_size, inverse_mass=np.asarray(tuned.inverse_mass)), tuned.positions
         tuned = tune_chmc(key, problem, landed)
@@ -71,6 +73,7 @@ def choose(
                 progress,
             )
             settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass, "jitter": JITTER}
+            _warn_stuck(tuned)
             algorithm = chmc(problem, tuned.step_size, boundary_step=tuned.boundary_step, **settings)
             return algorithm, tuned.positions
         reason = f"chmc accepts only {tuned.acceptance_rate:.2f} of its moves here"
@@ -79,7 +82,24 @@ def choose(
         f"o_langevin, near the set: step_size={eta:.3g}, alpha={1 / eta:.3g}, beta=0, mean |g| {violation:.2g} ({reason})",
         progress,
     )
+    if name is None:
+        warn(
+            f"the draws are near the set, not on it, and their law is off by O(step_size): {reason}, so og.sample runs o_langevin "
+            f"with step_size={eta:.3g} (mean |g| {violation:.2g}). To insist, pass algorithm='chmc'; this warning does not come "
+            "with algorithm='o_langevin'."
+        )
     return o_langevin(problem, eta, alpha=1 / eta), positions
+
+
+def _warn_stuck(tuned: CHMCTuning) -> None:
+    """Chains that keep their places although they do not move: the others cannot speak for the part of the set they are in."""
+    stuck = np.flatnonzero(tuned.stuck)
+    if stuck.size:
+        warn(
+            f"{stuck.size} of {tuned.stuck.size} chains (the first is chain {stuck[0]}) do not move at the step size that suits the "
+            "others. They may be in a much smaller part of the set, or in a corner of it. Their draws stay where they are, so "
+            "look at R-hat; a smaller step size, og.chmc(problem, ...), moves them too."
+        )
 
 
 def _accepted(tuned: CHMCTuning) -> str:

@@ -65,36 +65,44 @@ def factor(value: Array, jacobian: Array, active: Array | None = None) -> Frame:
     if m == 0:
         zero = jnp.zeros((), dtype)
         return Frame(value, jacobian, jnp.zeros((0, 0), dtype), zero, jnp.zeros((), bool))
-    gram = jacobian @ jacobian.T if m > 1 else jnp.sum(jacobian**2, axis=1, keepdims=True)
-    squared_norms = jnp.diagonal(gram)
-    vanishing = ~(squared_norms > 0)
+    lengths = row_lengths(jacobian)
+    vanishing = ~(lengths > 0)
     gone = vanishing if active is None else vanishing & active
-    safe = jnp.where(vanishing, 1.0, squared_norms)
-    scale = jnp.where(vanishing, 0.0, lax.rsqrt(safe))
+    safe = jnp.where(vanishing, 1.0, lengths)
+    scale = jnp.where(vanishing, 0.0, 1 / safe)
     if m == 1:
-        half_log_det = 0.5 * jnp.sum(
-            jnp.log(squared_norms if active is None else jnp.where(active, squared_norms, 1.0))
-        )
+        half_log_det = jnp.sum(jnp.log(lengths if active is None else jnp.where(active, lengths, 1.0)))
         return Frame(value, jacobian, scale[:, None], half_log_det, gone[0])
+    unit = jacobian * scale[:, None]
     ridge = 8 * m * jnp.finfo(dtype).eps
     diagonal = jnp.full(m, ridge, dtype)
     if active is not None:  # a 1 on the diagonal in place of a row that is not there keeps shapes static
         diagonal = jnp.where(active, diagonal, 1.0)
-    cholesky = jnp.linalg.cholesky(gram * scale[:, None] * scale[None] + jnp.diag(diagonal))
+    cholesky = jnp.linalg.cholesky(unit @ unit.T + jnp.diag(diagonal))
     root = _invert_lower(cholesky) * scale[None]  # L⁻¹S
     pivots = jnp.diagonal(cholesky)
     # A row that depends on earlier ones leaves a pivot² of about the ridge. It counts for nothing, so that a row given twice
     # has the volume of the row.
     counts = (pivots**2 > 4 * ridge) & ~vanishing
-    half_log_det = jnp.sum(jnp.where(counts, jnp.log(pivots) + 0.5 * jnp.log(safe), 0.0))
+    half_log_det = jnp.sum(jnp.where(counts, jnp.log(pivots) + jnp.log(safe), 0.0))
     deficient = jnp.any(gone) | ~jnp.all(pivots**2 > 4 * ridge)
     return Frame(value, jacobian, root, half_log_det, deficient)
+
+
+def row_lengths(rows: Array) -> Array:
+    """‖row‖ of every row of (m, d), in any units: entries are divided by the largest before they are squared.
+
+    In float32 a square is 0 below 1e-22 and infinite above 2e19; gradients of a set of size 1e-10 in scaled coordinates get there.
+    """
+    largest = jnp.max(jnp.abs(rows), axis=1, initial=0.0)
+    divisor = jnp.where(largest > 0, largest, 1.0)
+    return divisor * jnp.sqrt(jnp.sum((rows / divisor[:, None]) ** 2, axis=1))
 
 
 def dependent_rows(frame: Frame) -> Array:
     """Which rows (m,) depend on earlier ones, or vanish: the pivots of the scaled Gram matrix are 1/(‖J_i‖ root_ii)."""
     m, eps = frame.value.size, jnp.finfo(frame.jacobian.dtype).eps
-    inverse_pivots = jnp.linalg.norm(frame.jacobian, axis=1) * jnp.diagonal(frame.root)
+    inverse_pivots = row_lengths(frame.jacobian) * jnp.diagonal(frame.root)
     return ~((inverse_pivots > 0) & (inverse_pivots**2 * (4 * 8 * m * eps) < 1))
 
 
@@ -178,7 +186,7 @@ def _both_halves(constraint: ConstraintFn, x: Array, frame: Frame, key: Array) -
     """
     v = project(frame, random_signs(key, (1, x.size), x.dtype)[0])
     weights = solve(frame, frame.jacobian)
-    scale = jnp.linalg.norm(weights, axis=1)
+    scale = row_lengths(weights)
     scale = jnp.where(scale > 0, scale, 1.0)
     products = _hessian_vectors(constraint, x, weights + scale[:, None] * v[None])
     return jnp.sum(products, axis=0), products @ v / scale

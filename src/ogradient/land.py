@@ -3,10 +3,12 @@
 x ← x − t J⁺c(x),  c = (g, (h + δ)₊),  t the first of 1, ½, ¼, … that shortens c enough
 
 δ, how far inside the boundary is aimed at, starts as far as the start is outside or off {g = 0} (the mirror image: on the
-boundary itself a density is often at its worst), the same length for all rows, and is halved each time, down to √eps.
+boundary itself a density is often at its worst), the same length for all rows, and is halved each time, down to √eps of the
+start's size.
 
 Each iteration costs one frame and the values of c at eight points. It converges quadratically near the set, and stops where
-|g| is a few roundings, 8 eps Σ_i |∂_i g||x_i|, or, where no step shortens c any more, 8 eps ‖∇g‖ above that.
+|g| is a few roundings of x, 8 eps Σ_i |∂_i g||x_i|. Where no step shortens c any more, it also stops at the roundings of what was
+added up to make x (a coordinate that is 0 on the set has none of its own), or of g itself, which no longer follows its gradient.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, frame_at, landing, solve, value_and_jacobian
-from ogradient.problem import Position, Problem
+from ogradient.geometry import ConstraintFn, Frame, frame_at, landing, row_lengths, solve, value_and_jacobian
+from ogradient.problem import Position, Problem, as_positions
 from ogradient.status import Status
 from ogradient.stein import over_particles
 
@@ -38,10 +40,14 @@ class Landing(NamedTuple):
     iterations: Array
 
 
-def rounding_level(jacobian: Array, x: Array) -> Array:
-    """How small each |g_k| can be asked to be at x, (m,): a few roundings of the sum that makes it."""
-    eps = jnp.finfo(x.dtype).eps
-    return ROUNDINGS * eps * (jnp.abs(jacobian) @ jnp.abs(x)) + jnp.finfo(x.dtype).tiny
+def rounding_level(jacobian: Array, size: Array) -> Array:
+    """How small each |g_k| can be asked to be, (m,): a few roundings of x, 8 eps Σ_i |∂_i g_k| s_i.
+
+    `size` holds s_i ≥ 0: that of x_i, or of the terms that were added up to make it where they cancel. A coordinate that is 0
+    on the set has no size of its own. Nothing below the smallest normal number is asked for.
+    """
+    info = jnp.finfo(size.dtype)
+    return ROUNDINGS * (info.eps * (jnp.abs(jacobian) @ jnp.maximum(size, info.tiny / info.eps)) + info.tiny)
 
 
 def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITERATIONS) -> Landing:
@@ -66,8 +72,9 @@ def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITE
     if not problem.constrained:
         raise ValueError("land needs a problem with a constraint: pass equality=... or inequality=... to og.Problem.")
     problem.check_whole()
+    positions = as_positions(positions)
     problem.check(jax.tree.map(lambda leaf: leaf[0], positions))
-    return _land_all(problem, jax.tree.map(jnp.asarray, positions), max_iterations)
+    return _land_all(problem, positions, max_iterations)
 
 
 @partial(jax.jit, static_argnums=2)
@@ -79,12 +86,13 @@ def _land_all(problem: Problem, positions: Position, max_iterations: int) -> Lan
 def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITERATIONS) -> Landing:
     """`land` for a single point, a pure function to be mapped and compiled."""
     x, _, equality, unravel = problem.flatten(position)
-    margin = jnp.sqrt(jnp.finfo(x.dtype).eps)
     inequality = lambda x: problem.inequality_fn(unravel(x))
     bounds, slopes = value_and_jacobian(inequality, x)
-    slopes = jnp.linalg.norm(slopes, axis=1)
+    slopes = row_lengths(slopes)
     outside = jnp.max(jnp.where(slopes > 0, bounds / jnp.where(slopes > 0, slopes, 1.0), 0.0), initial=0.0)
-    outside = jnp.maximum(outside, jnp.linalg.norm(landing(frame_at(equality, x), alpha=1.0)))
+    outside = jnp.maximum(outside, row_lengths(landing(frame_at(equality, x), alpha=1.0)[None])[0])
+    margin = jnp.sqrt(jnp.finfo(x.dtype).eps) * slopes * jnp.maximum(outside, jnp.max(jnp.abs(x)))
+    m = jax.eval_shape(equality, x).shape[0]
 
     depth_at = lambda iteration: jnp.maximum(outside * slopes * 0.5 ** iteration.astype(x.dtype), margin)
 
@@ -93,50 +101,62 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
         # Rows further inside vanish, with their gradient.
         return lambda x: jnp.concatenate([equality(x), jnp.maximum(inequality(x) + depth, 0.0)])
 
-    def measure(constraint: ConstraintFn, x: Array) -> tuple[Frame, Array, Array]:
-        """Frame, whether x is on the set, and how far it is off: max |g| and h₊."""
+    def measure(constraint: ConstraintFn, x: Array) -> tuple[Frame, Array, Array, Array]:
+        """Frame, the level of the roundings, whether x is on the set, and how far it is off: max |g| and h₊."""
         frame = frame_at(constraint, x)
-        m = equality(x).shape[0]
         feasible = jnp.all(inequality(x) <= 0)
-        g = jnp.abs(frame.value[:m])
-        on_set = feasible & jnp.all(g <= rounding_level(frame.jacobian, x)[:m])
+        g, level = jnp.abs(frame.value[:m]), rounding_level(frame.jacobian[:m], jnp.abs(x))
+        on_set = feasible & jnp.all(g <= level)
         off = jnp.max(jnp.concatenate([g, jnp.maximum(inequality(x), 0.0), jnp.zeros((1,), x.dtype)]))
-        return frame, on_set, off
+        return frame, level, on_set, off
 
     def keep_going(carry: Any) -> Array:
-        _, _, _, done, stuck, iteration = carry
+        _, _, _, _, done, stuck, iteration = carry
         return ~done & ~stuck & (iteration < max_iterations)
 
     def improve(carry: Any) -> Any:
-        x, best, best_off, _, _, iteration = carry
+        x, size, best, best_off, _, _, iteration = carry
         constraint = combined(iteration)
-        frame, on_set, off = measure(constraint, x)
+        frame, level, on_set, off = measure(constraint, x)
         better = off < best_off
         best, best_off = jnp.where(better | on_set, x, best), jnp.where(better | on_set, off, best_off)
-        step = -solve(frame, frame.value) @ frame.jacobian
-        norms = jnp.linalg.norm(frame.jacobian, axis=1)
+        multipliers = -solve(frame, frame.value)
+        step = multipliers @ frame.jacobian
+        norms = row_lengths(frame.jacobian)
         scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1.0), 1.0)  # rows in units of length
         lengths = 0.5 ** jnp.arange(HALVINGS, dtype=x.dtype)
-        size = lambda y: jnp.linalg.norm(constraint(y) * scale)
-        sizes = jax.vmap(lambda t: size(x + t * step))(lengths)
-        enough = sizes <= (1 - 0.25 * lengths) * size(x)
+        values = jax.vmap(lambda t: constraint(x + t * step) * scale)(lengths)
+        here = frame.value * scale
+        # Rows at their level are at 0: their noise must not keep the others from getting there.
+        level = jnp.concatenate([level, jnp.zeros(bounds.shape, x.dtype)]) * scale
+        sizes = row_lengths(jnp.maximum(jnp.abs(jnp.concatenate([here[None], values])) - level[None], 0.0))
+        sizes, size_here = sizes[1:], sizes[0]
+        enough = sizes <= (1 - 0.25 * lengths) * size_here
         chosen = jnp.where(
             jnp.any(enough), jnp.argmax(enough), jnp.nanargmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))
         )
-        # A g that averages many terms has roundings that |x| knows nothing of (at x = 0 its level is 0):
-        # where no step helps, those of an x of length 1 will do.
-        m = equality(x).shape[0]
-        least = (rounding_level(frame.jacobian, x) + ROUNDINGS * jnp.finfo(x.dtype).eps * norms)[:m]
-        settled = ~jnp.any(enough) & jnp.all(inequality(x) <= 0) & jnp.all(jnp.abs(frame.value[:m]) <= least)
+        # A g that averages many terms has roundings that |x| knows nothing of: g then differs from its linear prediction as much
+        # after an eighth of the step as after all of it, where curvature would make that 1/64.
+        slope = (frame.jacobian @ step * scale)[:m]
+        surprise = row_lengths(values[:, :m] - here[None, :m] - lengths[:, None] * slope[None])
+        noise = (surprise[3] >= surprise[0] / 16) & (row_lengths(here[None, :m])[0] <= 8 * jnp.max(surprise[:4]))
+        rounded = jnp.all(jnp.abs(frame.value[:m]) <= rounding_level(frame.jacobian[:m], size))
+        settled = ~jnp.any(enough) & (rounded | noise) & jnp.all(inequality(x) <= 0)
         on_set = on_set | settled
         best, best_off = jnp.where(settled, x, best), jnp.where(settled, off, best_off)
         proposal = x + lengths[chosen] * step
         # No step can come from rows that ask for too much depth together; it shrinks.
         stuck = ~jnp.all(jnp.isfinite(proposal)) | (jnp.all(step == 0) & jnp.all(depth_at(iteration) <= margin))
-        return jnp.where(stuck | on_set, x, proposal), best, best_off, on_set, stuck & ~on_set, iteration + 1
+        # Multipliers of dependent rows cancel and say nothing.
+        terms = jnp.where(frame.deficient, jnp.abs(step), jnp.abs(multipliers) @ jnp.abs(frame.jacobian))
+        terms = jnp.abs(proposal) + lengths[chosen] * terms
+        stop = stuck | on_set
+        x, size = jnp.where(stop, x, proposal), jnp.where(stop, size, terms)
+        return x, size, best, best_off, on_set, stuck & ~on_set, iteration + 1
 
-    start = (x, x, jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), bool), jnp.zeros((), bool), jnp.zeros((), jnp.int32))
-    _, best, best_off, done, _, iterations = lax.while_loop(keep_going, improve, start)
+    far, no = jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), bool)
+    start = (x, jnp.abs(x), x, far, no, no, jnp.zeros((), jnp.int32))
+    _, _, best, best_off, done, _, iterations = lax.while_loop(keep_going, improve, start)
     finite = jnp.isfinite(best_off)
     status = jnp.where(done, Status.OK, jnp.where(finite, Status.SOLVER_DIVERGED, Status.NON_FINITE)).astype(jnp.int32)
     return Landing(unravel(best), status, best_off, _rank(value_and_jacobian(equality, best)[1]), iterations)
@@ -146,7 +166,7 @@ def _rank(jacobian: Array) -> Array:
     """How many rows of the Jacobian are independent, judged on rows of unit length."""
     if jacobian.shape[0] == 0:
         return jnp.zeros((), jnp.int32)
-    norms = jnp.linalg.norm(jacobian, axis=1, keepdims=True)
+    norms = row_lengths(jacobian)[:, None]
     rows = jnp.where(norms > 0, jacobian / jnp.where(norms > 0, norms, 1.0), 0.0)
     values = jnp.linalg.svd(jnp.where(jnp.isfinite(rows), rows, 0.0), compute_uv=False)
     return jnp.sum(values > 10 * jnp.sqrt(jnp.finfo(rows.dtype).eps))

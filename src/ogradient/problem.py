@@ -182,6 +182,16 @@ def _dtype(position: Position) -> Any:
     return jnp.result_type(*jax.tree.leaves(position))
 
 
+def as_positions(positions: Position) -> Position:
+    """All leaves as arrays of one precision, the widest among them: in a narrower leaf x would lose its last digits at each step."""
+    positions = jax.tree.map(jnp.asarray, positions)
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(positions)}
+    if len(dtypes) < 2 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        return positions
+    widest = max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits)
+    return jax.tree.map(lambda leaf: leaf.astype(widest), positions)
+
+
 def _stack(functions: tuple[Callable[[Position], Any], ...], position: Position) -> Array:
     dtype = _dtype(position)
     rows = [jnp.ravel(jnp.asarray(function(position), dtype)) for function in functions]

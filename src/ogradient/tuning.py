@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
-from ogradient.geometry import frame_at, landing, project
+from ogradient.geometry import frame_at, landing, project, row_lengths
 from ogradient.land import land
 from ogradient.problem import Position, Problem
 from ogradient.samplers.chmc import build_kernel as build_chmc
@@ -26,9 +28,18 @@ REFLECTED = (
 LINEAR = 0.1  # how far a step may bend away from the set, relative to its length
 WINDOWS = 20  # of trial steps in a row that must be good, so that the chains see more than their start
 AGAIN = 16.0  # times the step size of the first search, where the second begins
-LARGEST, SMALLEST = 2.0**10, 2.0**-30
+LARGEST, SMALLEST = (
+    2.0**10,
+    2.0**-30,
+)  # step sizes of O-Langevin that are tried, in squares of the positions' own length
 WINDOW = 100  # transitions of one stage of the warm-up of chmc
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
+REFUSALS = 8  # in a row, after which a chain in warm-up halves its own step
+UNEQUAL = (
+    100.0  # times the spread of the starts in another coordinate: then units differ, and the first metric follows them
+)
+FARTHEST = 40.0  # times e that one stage may change the step size: beyond, it would leave the numbers
+FIXED = 1e3  # roundings of a coordinate: one that varies by less is fixed by the constraint
 LEAST_MOVE = 0.05  # of a step: what is nearer to where it began has not moved
 TRAJECTORIES = (1, 2, 4, 8, 16)  # steps per transition that are tried
 
@@ -52,7 +63,7 @@ def tune_o_langevin(
     boundary (a Gaussian cut at its standard deviation then has its mean off by 2 % of that). In the user's units, the
     mean |g_k| of every row of g is held at or below `tolerance` where one is given: |g| is O(η), and smallest for its η with
     α = 1/η and β = 0, a Newton step per iteration, which is what is run.
-    Starts at 1, doubles or halves, and then follows the chains for a while, halving again where the set bends more. Where they
+    Starts at the square of the positions' own length, doubles or halves, and then follows the chains for a while, halving again where the set bends more. Where they
     started things may bend more than where they belong: so it begins once more from where they are then, at 16 times that.
     One compilation, about seventy trials of 50 steps.
     """
@@ -68,7 +79,7 @@ def tune_o_langevin(
             frame = frame_at(constraint, x)
             new_drift = _tangent_drift(problem, state.position)
             change = eta * (new_drift - drift)
-            squares = (jnp.sum(v**2) for v in (landing(frame, alpha=1.0), change, x - previous))
+            squares = (jnp.sum((v / length) ** 2) for v in (landing(frame, alpha=1.0), change, x - previous))
             reflected = jnp.zeros((), bool) if info.reflected is None else info.reflected
             return (state.position, new_drift), (*squares, jnp.abs(frame.value), reflected)
 
@@ -76,14 +87,17 @@ def tune_o_langevin(
         (position, _), seen = lax.scan(body, start, jax.random.split(key, TRIAL_STEPS))
         return position, seen
 
+    current = land(problem, positions).position
+    length = 2.0 ** round(math.log2(_first_length(problem, current)))
+    largest, smallest = LARGEST * length**2, SMALLEST * length**2
     num_chains = jax.tree.leaves(positions)[0].shape[0]
 
     @jax.jit
     def window(problem: Problem, key: Array, positions: Position, eta: Array) -> tuple[Position, Array, Array]:
         keys = jax.random.split(key, num_chains)
         chains = jax.vmap(partial(trial, problem), (0, 0, None))
-        positions, (residual, change, length, value, reflected) = chains(keys, positions, eta)
-        bend = jnp.sqrt(jnp.maximum(jnp.sum(residual), 4 * jnp.sum(change)) / jnp.sum(length))
+        positions, (residual, change, moved, value, reflected) = chains(keys, positions, eta)
+        bend = jnp.sqrt(jnp.maximum(jnp.sum(residual), 4 * jnp.sum(change)) / jnp.sum(moved))
         bend = jnp.maximum(bend, LINEAR / REFLECTED * jnp.mean(reflected, dtype=bend.dtype))
         return positions, bend, jnp.max(jnp.mean(value, axis=(0, 1)), initial=0.0)
 
@@ -94,20 +108,19 @@ def tune_o_langevin(
         positions, bend, off = window(problem, jax.random.fold_in(key, number), positions, jnp.asarray(eta, dtype))
         return positions, bool(bend <= LINEAR) and float(off) <= limit, float(off)  # NaN compares false
 
-    current = land(problem, positions).position
-    eta, number = 1.0, 1
-    while eta < LARGEST and attempt(number, current, 2 * eta)[1]:
+    eta, number = length**2, 1
+    while eta < largest and attempt(number, current, 2 * eta)[1]:
         eta *= 2
     for again in (1, AGAIN):
-        eta, violations = min(again * eta, LARGEST), list[float]()
-        while eta > SMALLEST and len(violations) < WINDOWS:
+        eta, violations = min(again * eta, largest), list[float]()
+        while eta > smallest and len(violations) < WINDOWS:
             number += 1
             proposal, fine, off = attempt(number, current, eta)
             current, violations, eta = (proposal, [*violations, off], eta) if fine else (current, [], eta / 2)
-    if eta > SMALLEST:
+    if eta > smallest:
         return OLangevinTuning(eta, sum(violations) / len(violations))
     warn(
-        f"no step size down to {SMALLEST:.1e} keeps a step near the constraint set"
+        f"no step size down to {smallest:.1e} keeps a step near the constraint set"
         + ("" if tolerance is None else f" and mean |g| at {tolerance:.3g}")
         + "; the smallest is used. The constraint may be unattainable or have a vanishing gradient, the log density may be "
         "unbounded, or the tolerance may be finer than this precision."
@@ -129,6 +142,7 @@ class CHMCTuning(NamedTuple):
     boundary_step: float | None
     acceptance_rate: float
     positions: Position
+    stuck: np.ndarray  # which chains do not move with these settings
 
 
 def tune_chmc(
@@ -143,10 +157,11 @@ def tune_chmc(
 
     The step size follows the pooled acceptance rate by dual averaging (Hoffman and Gelman 2014, section 3.2) to `target`. The
     inverse mass is the pooled variance of each coordinate. A chain that is stuck where the common step is too long (beside a
-    boundary, far in a tail) goes on from where another one is. The number of
-    steps is the one with the largest efficiency, (1 − ρ)/(1 + ρ) for the worst correlation ρ of successive draws over all
-    coordinates and their squares, per root of the cost (draws are what users count, gradients what they wait for). The squares
-    see what coordinates alone cannot: trajectories of half a period, which end opposite where they began for ever.
+    boundary, far in a tail) gets away by shorter steps of its own. It is never moved to another place: that may be another
+    part of the set. Chains that do not move with the final settings are named.
+    The number of steps is the one with the largest efficiency, (1 − ρ)/(1 + ρ) for the worst correlation ρ of successive draws
+    over all coordinates and their squares, per root of the cost (draws are what users count, gradients what they wait for). The
+    squares see what coordinates alone cannot: trajectories of half a period, which end opposite where they began for ever.
     With inequalities a single step is tuned as well: where it comes out much shorter, the law has a layer along a boundary that
     thin, and it becomes the `boundary_step`. One compilation, or two.
 
@@ -178,7 +193,7 @@ def tune_chmc(
         adapt: Array,
         boundary_step: Array | None,
     ) -> tuple[Position, Array, Array, Array, Array]:
-        """Run; return positions, the averaged step size, acceptance, variances and efficiency, over the second half."""
+        """Run; return positions, the averaged step size, acceptance by chain, variances and efficiency, over the second half."""
 
         def one(key: Array, position: Position, epsilon: Array) -> tuple[Position, Array]:
             settings: dict[str, Any] = {"inverse_mass": inverse_mass, "boundary_step": boundary_step}
@@ -192,23 +207,29 @@ def tune_chmc(
             return state.position, (info.is_accepted & moved).astype(x.dtype)
 
         def body(carry: Any, key: Array) -> tuple[Any, tuple[Array, Array]]:
-            positions, log_step, average, error, t = carry
+            positions, refused, log_step, average, error, t = carry
             keys = jax.random.split(key, num_chains)
-            positions, rates = jax.vmap(one, (0, 0, None))(keys, positions, jnp.exp(log_step))
-            rate = jnp.mean(rates)
+            halvings = jnp.where(adapt, refused // REFUSALS, 0)
+            own = jnp.exp(log_step) * 0.5 ** halvings.astype(x.dtype)
+            positions, rates = jax.vmap(one)(keys, positions, own)
+            # A move by a shorter step says nothing for the common one.
+            refused = jnp.clip(jnp.where(rates > 0.1, refused - REFUSALS // 2, refused + 1), 0, 20 * REFUSALS)
+            rates = jnp.where(halvings > 0, 0.0, rates)
             # Dual averaging with the usual constants: γ = 0.05, t₀ = 10, κ = 0.75, shrunk to ten times the start.
-            error = error + (target - rate - error) / (t + 10)
-            proposal = jnp.log(10 * step_size) - jnp.sqrt(t) / 0.05 * error
+            error = error + (target - jnp.mean(rates) - error) / (t + 10)
+            proposal = jnp.log(10 * step_size) - jnp.clip(jnp.sqrt(t) / 0.05 * error, -FARTHEST, FARTHEST)
             weight = t**-0.75
             average = jnp.where(adapt, weight * proposal + (1 - weight) * average, average)
             log_step = jnp.where(adapt, proposal, log_step)
-            return (positions, log_step, average, error, t + 1), (rates, flat(positions))
+            return (positions, refused, log_step, average, error, t + 1), (rates, flat(positions))
 
-        start = (positions, jnp.log(step_size), jnp.log(step_size), jnp.zeros((), x.dtype), jnp.ones((), x.dtype))
-        (positions, _, average, _, _), (rates, draws) = lax.scan(body, start, jax.random.split(key, length))
-        late = draws[length // 2 :].reshape(-1, x.size)
-        positions = _revive(positions, jnp.mean(rates[length // 2 :], axis=0) > STUCK)
-        return positions, jnp.exp(average), jnp.mean(rates[length // 2 :]), jnp.var(late, axis=0), _efficiency(draws)
+        zero, log_step = jnp.zeros((), x.dtype), jnp.log(step_size)
+        start = (positions, jnp.zeros(num_chains, jnp.int32), log_step, log_step, zero, zero + 1)
+        (positions, _, _, average, _, _), (rates, draws) = lax.scan(body, start, jax.random.split(key, length))
+        late, rates = draws[length // 2 :].reshape(-1, x.size), jnp.mean(rates[length // 2 :], axis=0)
+        root = jnp.sqrt(inverse_mass)
+        variance = jnp.var(late / root[None], axis=0) * inverse_mass  # in this order squares stay within range
+        return positions, jnp.exp(average), rates, variance, _efficiency(draws / root[None, None])
 
     short = None
 
@@ -216,13 +237,13 @@ def tune_chmc(
         scalars = (jnp.asarray(epsilon, x.dtype), jnp.int32(steps), mass)
         return window(problem, jax.random.fold_in(key, number), positions, *scalars, WINDOW, jnp.asarray(adapt), short)
 
-    unit = jnp.ones_like(x)
-    scale = _first_length(problem, positions)
-    positions, epsilon, *_ = run(0, positions, 0.1 * scale, 3, unit, adapt=True)
-    positions, epsilon, _, variance, _ = run(1, positions, epsilon, 6, unit, adapt=True)
-    positions, epsilon, _, variance, _ = run(2, positions, epsilon, 6, unit, adapt=True)
+    first_mass, epsilon = _first_metric(problem, positions)
+    positions, epsilon, *_ = run(0, positions, epsilon, 3, first_mass, adapt=True)
+    positions, epsilon, _, variance, _ = run(1, positions, epsilon, 6, first_mass, adapt=True)
+    positions, epsilon, _, variance, _ = run(2, positions, epsilon, 6, first_mass, adapt=True)
     # Directions that hardly move keep a share of the largest variance: the mass must stay positive and reasonable.
-    mass = jnp.maximum(variance, 1e-4 * jnp.max(variance)) if float(jnp.max(variance)) > 0 else unit
+    largest = jnp.max(variance / first_mass)
+    mass = jnp.maximum(variance, 1e-4 * largest * first_mass) if float(largest) > 0 else first_mass
     positions, epsilon, *_ = run(3, positions, 0.5, 4, mass, adapt=True)
     if problem.inequality is not None and len(trajectories) > 1:
         # A single step that is accepted two times in three is about as long as a layer along a boundary is thick.
@@ -235,9 +256,25 @@ def tune_chmc(
     steps = trajectories[max(range(len(gains)), key=gains.__getitem__)]
     short = None if steps == 1 else short
     positions, epsilon, *_ = run(20, positions, epsilon, steps, mass, adapt=True)
-    positions, _, rate, _, _ = run(21, positions, epsilon, steps, mass, adapt=False)
+    positions, _, rates, _, _ = run(21, positions, epsilon, steps, mass, adapt=False)
     boundary_step = None if short is None else float(short)
-    return CHMCTuning(float(epsilon), steps, mass, boundary_step, float(rate), positions)
+    stuck = np.asarray(rates) <= STUCK
+    return CHMCTuning(float(epsilon), steps, mass, boundary_step, float(jnp.mean(rates)), positions, stuck)
+
+
+def _first_metric(problem: Problem, positions: Position) -> tuple[Array, float]:
+    """The inverse mass and step size to begin with: 1 and a tenth of the positions' own length.
+
+    Where the starts are spread a hundred times as far in one coordinate as in another, coordinates have different units, and
+    the inverse mass follows those spreads. Coordinates that the constraint fixes have none, and take the smallest.
+    """
+    x = jax.vmap(lambda position: problem.flatten(position)[0])(positions)
+    spread, size = jnp.std(x, axis=0), jnp.max(jnp.abs(x), axis=0)
+    free = spread > FIXED * jnp.finfo(x.dtype).eps * size
+    smallest = jnp.min(jnp.where(free, spread, jnp.inf))
+    if x.shape[0] >= 4 and bool(jnp.any(free) & (jnp.max(spread) > UNEQUAL * smallest)):
+        return jnp.where(free, spread, smallest) ** 2, 0.1
+    return jnp.ones_like(spread), 0.1 * _first_length(problem, positions)
 
 
 def _first_length(problem: Problem, positions: Position) -> float:
@@ -247,17 +284,23 @@ def _first_length(problem: Problem, positions: Position) -> float:
     """
 
     def look(problem: Problem, position: Position) -> tuple[Array, Array]:
-        return jnp.mean(problem.flatten(position)[0] ** 2), jnp.sum(_tangent_drift(problem, position) ** 2)
+        x, drift = problem.flatten(position)[0], _tangent_drift(problem, position)
+        return row_lengths(x[None])[0] / math.sqrt(x.size), row_lengths(drift[None])[0]
 
     together = lambda problem, positions: over_particles(partial(look, problem), positions, problem.draws_together)
-    squares, drifts = jax.jit(together)(problem, positions)
-    length, drift = float(jnp.sqrt(jnp.mean(squares))), float(jnp.sqrt(jnp.mean(drifts)))
+    lengths, drifts = (np.asarray(part, np.float64) for part in jax.jit(together)(problem, positions))
+    length, drift = float(np.sqrt(np.mean(lengths**2))), float(np.sqrt(np.mean(drifts**2)))
     return 1 / drift if 0 < length * drift < 1e-3 or (length == 0 and drift > 0) else length or 1.0
 
 
 def _efficiency(draws: Array) -> Array:
-    """(1 − ρ)/(1 + ρ) of draws (time, chain, coordinate), for the worst lag-one correlation ρ of coordinates and squares."""
+    """(1 − ρ)/(1 + ρ) of draws (time, chain, coordinate), for the worst lag-one correlation ρ of coordinates and squares.
+
+    Coordinates that the constraint fixes, up to roundings, have no correlation.
+    """
     centred = draws - jnp.mean(draws, axis=(0, 1), keepdims=True)
+    roundings = FIXED * jnp.finfo(draws.dtype).eps * jnp.max(jnp.abs(draws), axis=(0, 1), keepdims=True)
+    centred = jnp.where(jnp.max(jnp.abs(centred), axis=(0, 1), keepdims=True) > roundings, centred, 0.0)
     functions = jnp.concatenate([centred, centred**2], axis=2)
     functions = functions - jnp.mean(functions, axis=(0, 1), keepdims=True)
     variance = jnp.mean(functions**2, axis=(0, 1))
@@ -265,11 +308,3 @@ def _efficiency(draws: Array) -> Array:
     rho = jnp.where(variance > 0, covariance / jnp.where(variance > 0, variance, 1.0), 0.0)
     worst = jnp.clip(jnp.max(rho), 0.0, 1.0)
     return (1 - worst) / (1 + worst)
-
-
-def _revive(positions: Position, moves: Array) -> Position:
-    """Chains that do not move, at places of chains that do."""
-    order = jnp.argsort(~moves, stable=True)  # those that move first
-    chains = jnp.arange(moves.size)
-    source = jnp.where(moves, chains, order[chains % jnp.maximum(jnp.sum(moves), 1)])
-    return jax.tree.map(lambda leaf: jnp.where(jnp.any(moves), leaf[source], leaf), positions)

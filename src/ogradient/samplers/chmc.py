@@ -6,7 +6,9 @@ Energy H(x, p) = −log π(x) + φ(x) + ½ pᵀM⁻¹p on g(x) = 0, J M⁻¹p = 
 One RATTLE step of size ε, V = −log π + φ:
     p ← p − ½ε∇V(x);  x' ← x + ε M⁻¹p − M⁻¹J(x)ᵀλ with λ solving g(x') = 0;  p ← M(x' − x)/ε − ½ε∇V(x'), projected.
 The reverse step from (x', −p') must come back to x (same solver), or the move is rejected: without that check a solver that
-finds another root would break detailed balance. Then Metropolis on H. L steps per transition, fresh momentum each time.
+finds another root would break detailed balance. "Came back" is judged by each row of g in its own units, against the move: with
+weights w = |∂g_k(x')|, Σ_i w_i|back_i − x_i| ≤ √eps Σ_i w_i|x'_i − x_i|, plus a few roundings. Then Metropolis on H. L steps per
+transition, fresh momentum each time.
 
 With h ≤ 0, a step that ends outside goes on with its momentum mirrored in the boundary there, p ← p − 2n(n·p)/‖n‖², n the part of
 ∇h along the set: it depends on x alone and keeps lengths, so volume and reversibility stay. A whole move that ends outside is
@@ -28,7 +30,15 @@ import numpy as np
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from ogradient.geometry import ConstraintFn, Frame, dependent_rows, frame_at, half_log_det_gradient, value_and_jacobian
+from ogradient.geometry import (
+    ConstraintFn,
+    Frame,
+    dependent_rows,
+    frame_at,
+    half_log_det_gradient,
+    row_lengths,
+    value_and_jacobian,
+)
 from ogradient.land import rounding_level
 from ogradient.problem import Position, Problem
 from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, check_positive, make_algorithm
@@ -36,6 +46,7 @@ from ogradient.status import Status
 
 NEWTON_ITERATIONS = 30
 CHORD_ITERATIONS = 60
+PATIENCE = 3  # iterations without a smaller |g| after which it is at the level of its own roundings
 
 
 class ConstrainedState(NamedTuple):
@@ -101,6 +112,11 @@ def build_kernel(
     """The transition `(rng_key, state) -> (state, info)`."""
     schedule = as_schedule(step_size)
     check_exact_sampler(problem, name, num_integration_steps, inverse_mass, refreshment, jitter, projection)
+    if boundary_step is not None and refreshment < 1:
+        raise ValueError(
+            f"boundary_step moves the position that a kept momentum belongs to, so the momentum must be new each time: leave out "
+            f"refreshment={refreshment!r}, or boundary_step."
+        )
     if boundary_step is not None and not isinstance(boundary_step, jax.Array):
         check_positive("boundary_step", boundary_step)
     # The Gram factor is constant on the set in the Hausdorff measure with a multiple of the identity as mass.
@@ -194,16 +210,15 @@ def _trajectory(
     def body(_: Array, carry: tuple[Point, Array, Array]) -> tuple[Point, Array, Array]:
         point, status, iterations = carry
         half = point.p + 0.5 * epsilon * point.force
-        x, landed, used = _project(constraint, point.frame, point.x, point.x + epsilon * half, projection)
+        x, landed, used, _ = _project(constraint, point.frame, point.x, point.x + epsilon * half, projection)
         value, gradient, frame = potential(x)
         if bounds is not None:  # log π need not exist outside; what is kicked there only has to be the same both ways
             gradient = jnp.where(jnp.all(jnp.isfinite(gradient)), gradient, 0.0)
         # (x − point.x)/ε is the momentum that led there; its kick and projection make it the new one.
         p = _tangent(frame, (x - point.x) / epsilon - 0.5 * epsilon * gradient)
         back_from = x - epsilon * (p + 0.5 * epsilon * gradient)
-        back, returned, used_back = _project(constraint, frame, x, back_from, projection)
-        eps = jnp.finfo(x.dtype).eps
-        same = jnp.max(jnp.abs(back - point.x)) <= jnp.sqrt(eps) * (1 + jnp.max(jnp.abs(point.x)))
+        back, returned, used_back, size = _project(constraint, frame, x, back_from, projection)
+        same = _came_back(frame, point, x, back, size)
         outcome = jnp.where(
             landed, jnp.where(returned & same, Status.OK, Status.NOT_REVERSIBLE), Status.SOLVER_DIVERGED
         )
@@ -226,68 +241,90 @@ def _bounce(bounds: ConstraintFn, frame: Frame, x: Array, p: Array) -> Array:
     value, pullback = jax.vjp(bounds, x)
     row = jnp.argmax(jnp.where(jnp.isnan(value), jnp.inf, value))
     normal = _tangent(frame, pullback(jax.nn.one_hot(row, value.size, dtype=value.dtype))[0])
-    square = normal @ normal
-    mirrored = p - 2 * (normal @ p) / jnp.where(square > 0, square, 1.0) * normal
+    length = row_lengths(normal[None])[0]
+    normal = normal / jnp.where(length > 0, length, 1.0)
+    mirrored = p - 2 * (normal @ p) * normal
     return jnp.where(jnp.all(value <= 0) | ~jnp.all(jnp.isfinite(mirrored)), p, mirrored)
+
+
+def _came_back(frame: Frame, start: Point, end: Array, back: Array, size: Array) -> Array:
+    """Whether the reverse move from `end`, of the given frame, returned to the start, judged by every row of g in its own units."""
+    weights = jnp.abs(frame.jacobian)
+    # What is left of g at the start is within its roundings, and the way back does without it.
+    roundings = 4 * (rounding_level(weights, size) + jnp.abs(start.frame.value))
+    allowed = jnp.sqrt(jnp.finfo(end.dtype).eps) * (weights @ jnp.abs(end - start.x)) + roundings
+    return jnp.all(weights @ jnp.abs(back - start.x) <= allowed)
 
 
 def _project(
     constraint: ConstraintFn, frame: Frame, origin: Array, x: Array, projection: str
-) -> tuple[Array, Array, Array]:
-    """x − J(origin)ᵀλ with g = 0 to rounding: the point, whether it was reached, and the iterations it took.
+) -> tuple[Array, Array, Array, Array]:
+    """x − J(origin)ᵀλ with g = 0 to rounding: the point, whether it was reached, the iterations it took, and `size`.
 
     Chord: λ ← λ + G⁻¹g with the Gram matrix of the origin, one value of g each. Newton: (J(x)J(origin)ᵀ)⁻¹g, one frame each,
     quadratic, and for larger steps. The same solver from both ends is what the reversibility check needs.
+    `size` is that of the terms that were added up to make each coordinate: its roundings are relative to that.
     """
+    size = jnp.maximum(jnp.abs(origin), jnp.abs(x))
     if frame.value.size == 0:  # no equality: plain leapfrog
-        return x, jnp.ones((), bool), jnp.zeros((), jnp.int32)
+        return x, jnp.ones((), bool), jnp.zeros((), jnp.int32), size
     limit = NEWTON_ITERATIONS if projection == "newton" else CHORD_ITERATIONS
     redundant = dependent_rows(frame)
-    room = 0.75  # the rest of the roundings that a draw may be off are those of x = M^{−½}y
-    at_origin = room * rounding_level(frame.jacobian, origin)  # chord has no Jacobian at x, but takes small steps only
+    lengths = row_lengths(frame.jacobian)
+    scale = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
+    normals = frame.jacobian * scale[:, None]
+    # How much g would change along the whole move if nothing cancelled: what is small is small against this.
+    move = jnp.abs(frame.jacobian) @ jnp.abs(x - origin)
+    small = jnp.sqrt(jnp.finfo(x.dtype).eps) * move
 
-    def residual(x: Array) -> tuple[Array, Array, Array]:
-        """The step in λ, whether |g| is at its rounding level, and the largest |g| relative to that level."""
+    def residual(x: Array, size: Array) -> tuple[Array, Array, Array, Array]:
+        """The step in multiples of the unit normals, g, and the roundings that x has, and that its terms have."""
         if projection == "chord":
-            value = constraint(x)
-            return frame.root.T @ (frame.root @ value), *_judge(value, at_origin)
-        value, jacobian = value_and_jacobian(constraint, x)
-        mixed = jacobian @ frame.jacobian.T
-        delta = value / mixed[0] if value.size == 1 else jnp.linalg.solve(_without(mixed, redundant), value)
-        return delta, *_judge(value, room * rounding_level(jacobian, x))
-
-    little = 1e-3 * jnp.max(jnp.abs(x - origin))
+            value, jacobian = constraint(x), frame.jacobian
+            delta = (frame.root.T @ (frame.root @ value)) * lengths
+        else:
+            value, jacobian = value_and_jacobian(constraint, x)
+            mixed, scaled = (jacobian * scale[:, None]) @ normals.T, value * scale
+            delta = scaled / mixed[0] if value.size == 1 else jnp.linalg.solve(_without(mixed, redundant), scaled)
+            delta = jnp.where(redundant, 0.0, delta)
+        # Keep a quarter of the tolerance for the rounding of x = M^{−½}y.
+        level, loose = (0.75 * rounding_level(jacobian, s) for s in (jnp.abs(x), size))
+        return delta, value, level, loose
 
     def keep_going(carry: Any) -> Array:
-        _, done, off, _, iteration = carry
-        return ~done & (iteration < limit) & (off < jnp.inf)
+        _, _, done, *_, iteration = carry
+        return ~done & (iteration < limit)
 
     def improve(carry: Any) -> Any:
-        x, _, _, previous, iteration = carry
-        delta, done, off = residual(x)
-        delta = jnp.where(redundant, 0.0, delta) if projection == "newton" else delta
-        step = delta @ frame.jacobian
-        # A g that averages many terms has roundings of its own, which |x| knows nothing of (at x = 0 its level is 0). Steps small
-        # against the whole move get smaller still each time, until they are of those roundings.
-        length = jnp.max(jnp.abs(step))
-        done = done | ((length <= little) & (length >= 0.9 * previous))
-        return jnp.where(done, x, x - step), done, off, length, iteration + 1
+        x, size, _, previous, best, waited, iteration = carry
+        delta, value, level, loose = residual(x, size)
+        off = jnp.abs(value)
+        largest = jnp.max(off / (level + move))
+        waited = jnp.where(largest < best, 0, waited + 1)
+        step = delta @ normals
+        terms = jnp.where(frame.deficient, jnp.abs(step), jnp.abs(delta) @ jnp.abs(normals))
+        # Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of
+        # its own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while
+        # steps are tiny. A slow iteration falls each time; one that misses the set by little repeats its |g|, or leaps.
+        tiny = jnp.all(jnp.abs(frame.jacobian) @ terms <= small)
+        jumps = jnp.all((off <= loose) | (jnp.abs(value - previous) >= 0.25 * off))
+        at_noise = jnp.all(off <= loose) | (tiny & (jumps | jnp.all(x - step == x)))
+        done = jnp.all(off <= level) | ((waited >= PATIENCE) & at_noise)
+        stop = done | ~jnp.isfinite(largest)
+        x, size = jnp.where(stop, x, x - step), jnp.where(stop, size, jnp.maximum(size, jnp.abs(x)) + terms)
+        iteration = jnp.where(stop & ~done, limit, iteration + 1)
+        return x, size, done, value, jnp.minimum(best, largest), waited, iteration
 
-    zero, far = jnp.zeros((), x.dtype), jnp.full((), jnp.inf, x.dtype)
-    start = (x, jnp.zeros((), bool), zero, far, jnp.zeros((), jnp.int32))
-    x, done, _, _, iterations = lax.while_loop(keep_going, improve, start)
-    return x, done, iterations
+    far, none = jnp.full((), jnp.inf, x.dtype), jnp.zeros((), jnp.int32)
+    start = (x, size, jnp.zeros((), bool), jnp.zeros_like(frame.value), far, none, none)
+    x, size, done, *_, iterations = lax.while_loop(keep_going, improve, start)
+    return x, done, iterations, size
 
 
 def _without(matrix: Array, rows: Array) -> Array:
     """The matrix with some rows and columns replaced by those of the identity."""
     kept = ~rows
     return jnp.where(kept[:, None] & kept[None], matrix, jnp.eye(rows.size, dtype=matrix.dtype))
-
-
-def _judge(value: Array, level: Array) -> tuple[Array, Array]:
-    off = jnp.minimum(jnp.max(jnp.abs(value) / level), jnp.finfo(value.dtype).max)  # a level may be next to nothing
-    return off <= 1, jnp.where(jnp.all(jnp.isfinite(value)), off, jnp.inf)
 
 
 def _tangent(frame: Frame, p: Array) -> Array:
