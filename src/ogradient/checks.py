@@ -80,7 +80,8 @@ def _refuse_lone_start(problem: Problem, positions: Position) -> None:
     chains = next(iter(shapes))[0]
     raise ValueError(
         f"initial_positions, {shapes_of(positions)}, can be read as {chains} chains of scalars, and as one start, since your "
-        "functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains of one coordinate."
+        "functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains of one "
+        "coordinate."
     )
 
 
@@ -349,9 +350,9 @@ def check_digits(problem: Problem, positions: Position) -> None:
     lost = float(np.finfo(value.dtype).eps * np.median(np.abs(value)))
     if lost > LOST_DIGITS:
         warn(
-            f"log π is about {np.median(value):.3g} at the starts, and {value.dtype} resolves no more than {lost:.2g} of it: moves are "
-            "accepted by differences smaller than that, so the law will be off. It is needed only up to a constant: subtract one, "
-            "term by term where it is a sum, or use float64 (jax_enable_x64)."
+            f"log π is about {np.median(value):.3g} at the starts, and {value.dtype} resolves no more than {lost:.2g} of it: "
+            "moves are accepted by differences smaller than that, so the law will be off. It is needed only up to a constant: "
+            "subtract one, term by term where it is a sum, or use float64 (jax_enable_x64)."
         )
 
 
@@ -368,8 +369,8 @@ def _refuse_unresolved(problem: Problem, report: dict[str, np.ndarray]) -> None:
     if (rows := np.flatnonzero(turned > TURNED)).size:
         raise ValueError(
             f"equality[{rows[0]}] cannot be resolved in {info.dtype} at |x| = {size:.3g}: its gradient turns by "
-            f"{100 * turned[rows[0]]:.0f} % within the roundings of x. Shift the coordinates so that the set is near 0, or use float64 "
-            "(jax_enable_x64)."
+            f"{100 * turned[rows[0]]:.0f} % within the roundings of x. Shift the coordinates so that the set is near 0, or use "
+            "float64 (jax_enable_x64)."
         )
     if (rows := np.flatnonzero((terms > 0) & (terms < info.tiny / info.eps))).size or (0 < size < np.sqrt(info.tiny)):
         what = (
@@ -378,7 +379,8 @@ def _refuse_unresolved(problem: Problem, report: dict[str, np.ndarray]) -> None:
             else f"|x| is {size:.2g}"
         )
         raise ValueError(
-            f"{what} on the set, too small for {info.dtype}. Choose units in which coordinates and constraints are of ordinary size."
+            f"{what} on the set, too small for {info.dtype}. Choose units in which coordinates and constraints are of ordinary "
+            "size."
         )
 
 
@@ -387,8 +389,9 @@ def _refuse_points(problem: Problem, deficient: np.ndarray, positions: Position)
     dim, rows = problem.flatten(one)[0].size, jax.eval_shape(problem.equality_fn, one).shape[0]
     if rows >= dim and not deficient.all():
         raise ValueError(
-            f"equality has {rows} independent rows and the position {dim} coordinate{'s' * (dim > 1)}: the set is of dimension zero, "
-            "single points, and there is nothing to sample. Drop a row. (For a single chain that starts at x0, pass x0[None].)"
+            f"equality has {rows} independent rows and the position {dim} coordinate{'s' * (dim > 1)}: the set is of dimension "
+            "zero, single points, and there is nothing to sample. Drop a row. (For a single chain that starts at x0, pass "
+            "x0[None].)"
         )
 
 

@@ -92,7 +92,8 @@ def factor(value: Array, jacobian: Array, active: Array | None = None) -> Frame:
 def row_lengths(rows: Array) -> Array:
     """‖row‖ of every row of (m, d), in any units: entries are divided by the largest before they are squared.
 
-    In float32 a square is 0 below 1e-22 and infinite above 2e19; gradients of a set of size 1e-10 in scaled coordinates get there.
+    In float32 a square is 0 below 1e-19 and infinite above 2e19; gradients of a set of size 1e-10, in scaled coordinates, get
+    there.
     """
     largest = jnp.max(jnp.abs(rows), axis=1, initial=0.0)
     divisor = jnp.where(largest > 0, largest, 1.0)

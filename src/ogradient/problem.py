@@ -183,7 +183,7 @@ def _dtype(position: Position) -> Any:
 
 
 def as_positions(positions: Position) -> Position:
-    """All leaves as arrays of one precision, the widest among them: in a narrower leaf x would lose its last digits at each step."""
+    """All leaves as arrays of one precision, the widest: in a narrower leaf x would lose its last digits at each step."""
     positions = jax.tree.map(jnp.asarray, positions)
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(positions)}
     if len(dtypes) < 2 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):

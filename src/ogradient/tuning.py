@@ -63,8 +63,9 @@ def tune_o_langevin(
     boundary (a Gaussian cut at its standard deviation then has its mean off by 2 % of that). In the user's units, the
     mean |g_k| of every row of g is held at or below `tolerance` where one is given: |g| is O(η), and smallest for its η with
     α = 1/η and β = 0, a Newton step per iteration, which is what is run.
-    Starts at the square of the positions' own length, doubles or halves, and then follows the chains for a while, halving again where the set bends more. Where they
-    started things may bend more than where they belong: so it begins once more from where they are then, at 16 times that.
+    Starts at the square of the positions' own length, doubles or halves, and then follows the chains for a while, halving again
+    where the set bends more. Where they started things may bend more than where they belong: so it begins once more from where
+    they are then, at 16 times that.
     One compilation, about seventy trials of 50 steps.
     """
 

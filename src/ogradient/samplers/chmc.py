@@ -248,7 +248,7 @@ def _bounce(bounds: ConstraintFn, frame: Frame, x: Array, p: Array) -> Array:
 
 
 def _came_back(frame: Frame, start: Point, end: Array, back: Array, size: Array) -> Array:
-    """Whether the reverse move from `end`, of the given frame, returned to the start, judged by every row of g in its own units."""
+    """Whether the reverse move from `end`, of the given frame, returned to the start, by every row of g in its own units."""
     weights = jnp.abs(frame.jacobian)
     # What is left of g at the start is within its roundings, and the way back does without it.
     roundings = 4 * (rounding_level(weights, size) + jnp.abs(start.frame.value))

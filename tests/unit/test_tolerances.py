@@ -1,0 +1,201 @@
+"""Exact kernels in any units, anywhere: coordinates that are 0, small and far sets, slow solvers, parts of unequal size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import ogradient as og
+
+ALARM = 1e-6
+circle = lambda x: jnp.sum(x**2) - 1
+
+
+def chain_limit(values):
+    """Mean over chains of values (chain, draw), and how far it may be from the truth."""
+    means = np.asarray(values, float).mean(axis=1)
+    return means.mean(), stats.t.ppf(1 - ALARM / 2, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means))
+
+
+def bonds(x):
+    atoms = x.reshape(3, 3)
+    lengths = jnp.sum(jnp.diff(atoms, axis=0) ** 2, axis=1) - 1
+    return jnp.concatenate([atoms[0], lengths])
+
+
+PINNED = {
+    "great circle": (lambda x: jnp.stack([circle(x), x[0]]), 3, 0.4),
+    "plane": (lambda x: x[0], 3, 0.5),
+    "atom at the origin": (bonds, 9, 0.3),
+    "another centre": (lambda x: jnp.stack([jnp.sum((x - jnp.array([0.6, 0, 0])) ** 2) - 1, jnp.sinh(x[0])]), 3, 0.4),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("projection", ["newton", "chord"])
+@pytest.mark.parametrize("name", PINNED)
+def test_coordinates_that_are_zero_on_the_set(name, projection, dtype, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    equality, d, step_size = PINNED[name]
+    problem = og.Problem(lambda x: -0.5 * jnp.sum((x - 0.3) ** 2), equality)
+    starts = jax.random.normal(jax.random.key(0), (64, d), dtype)
+    assert not np.any(og.land(problem, starts).status)
+    algorithm = og.chmc(problem, step_size, num_integration_steps=2, projection=projection)
+    trace = og.sample(0, problem, starts, algorithm=algorithm, num_warmup=50, num_samples=100, progress=False)
+    assert trace.sample_stats["is_accepted"].mean() > 0.8
+    assert np.abs(trace["x"][..., 0]).max() < 100 * np.finfo(dtype).eps
+    if name == "plane":  # N(0.3, 1) in the other coordinates
+        mean, limit = chain_limit(trace["x"][..., 1])
+        assert abs(mean - 0.3) < limit < 0.3
+
+
+def test_a_kept_momentum_and_a_boundary_step_do_not_compose():
+    problem = og.Problem(lambda x: 0.0, circle)
+    with pytest.raises(ValueError, match="the momentum must be new each time: leave out refreshment=0.02"):
+        og.chmc(problem, 0.3, refreshment=0.02, boundary_step=0.8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_slow_solver_is_not_taken_for_rounding(dtype, request):
+    """Chord converges like 0.95ⁿ on some of these moves; what has not converged is rejected, not kept off the set."""
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    problem = og.Problem(lambda x: 0.0, lambda x: x[0] ** 2 / 4 + x[1] ** 2 - 1)
+    starts = jax.random.normal(jax.random.key(0), (64, 2), dtype)
+    for projection in ("chord", "newton"):
+        algorithm = og.chmc(problem, 0.5, num_integration_steps=2, projection=projection)
+        trace = og.sample(0, problem, starts, algorithm=algorithm, num_samples=1000, progress=False)
+        assert np.abs(trace.sample_stats["equality"]).max() < 24 * np.finfo(dtype).eps
+        mean, limit = chain_limit(trace["x"][..., 0] ** 2)
+        assert abs(mean - 2) < limit < 0.1
+
+
+def test_reversibility_is_judged_in_units_of_the_move(x64):
+    """A small ellipse, and one far from 0, has the moves of a large one at 0: accepted and rejected alike."""
+    ends = []
+    for size, centre in ((1.0, 0.0), (1e-4, 0.0), (1.0, 1e4)):
+        u = lambda x, size=size, centre=centre: x / size - centre
+        problem = og.Problem(
+            lambda x, u=u: u(x)[1], lambda x, u=u: u(x)[0] ** 2 / 9 + u(x)[1] ** 2 - 1, measure="hausdorff"
+        )
+        angle = np.linspace(0, 2 * np.pi, 256, endpoint=False)
+        starts = size * (np.stack([3 * np.cos(angle), np.sin(angle)], axis=1) + centre)
+        algorithm = og.chmc(problem, 2.0 * size, num_integration_steps=2)
+        trace = og.sample(0, problem, starts, algorithm=algorithm, num_warmup=0, num_samples=1, progress=False)
+        assert og.Status.NOT_REVERSIBLE in trace.problems()
+        ends.append(trace["x"][:, 0] / size - centre)
+    np.testing.assert_allclose(ends[1], ends[0], atol=1e-9)
+    np.testing.assert_allclose(ends[2], ends[0], atol=1e-6)
+
+
+def test_the_law_of_a_small_set_with_long_steps(x64):
+    """From exact draws, an ellipse of size 1e-4 and steps that often reach another root."""
+    size = 1e-4
+    problem = og.Problem(lambda x: x[1] / size, lambda x: (x[0] / size) ** 2 / 9 + (x[1] / size) ** 2 - 1)
+    rng = np.random.default_rng(0)
+    angle = np.concatenate(
+        [rng.vonmises(np.pi / 2, 1.0, 8000)]
+    )  # conditional law: uniform in the angle, times exp(sin)
+    starts = size * np.stack([3 * np.cos(angle), np.sin(angle)], axis=1)
+    algorithm = og.chmc(problem, 1.5 * size, num_integration_steps=2)
+    trace = og.sample(0, problem, starts, algorithm=algorithm, num_warmup=0, num_samples=10, progress=False)
+    height = trace["x"][:, -1, 1] / size
+    truth = np.sin(rng.vonmises(np.pi / 2, 1.0, 4_000_000)).mean()
+    assert abs(height.mean() - truth) < 5 * height.std() / np.sqrt(8000)
+
+
+def test_a_small_component_keeps_its_chain_and_that_is_said():
+    centre, small = jnp.array([3.0, 0.0]), 0.002
+    equality = lambda x: circle(x) * (jnp.sum((x - centre) ** 2) / small**2 - 1)
+    problem = og.Problem(lambda x: 0.0, equality)
+    angle = jnp.linspace(0.0, 6.0, 15)
+    starts = jnp.concatenate(
+        [centre[None] + jnp.array([[small, 0.0]]), jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)]
+    )
+    with pytest.warns(
+        og.ConstraintWarning, match="1 of 16 chains .* do not move at the step size that suits the others"
+    ):
+        trace = og.sample(0, problem, starts, num_samples=200, progress=False)
+    assert np.all(np.linalg.norm(trace["x"][0] - np.asarray(centre), axis=-1) < 2 * small)
+    assert np.all(np.abs(np.linalg.norm(trace["x"][1:], axis=-1) - 1) < 1e-3)
+
+
+def test_digits_that_log_density_does_not_have_are_said():
+    problem = og.Problem(lambda x: 1e7 - 0.5 * jnp.sum(x**2), lambda x: x[0] + x[1])
+    algorithm = og.chmc(problem, 0.5)
+    with pytest.warns(og.ConstraintWarning, match="float32 resolves no more than 1.2 of it"):
+        og.sample(0, problem, jnp.ones((4, 3)), algorithm=algorithm, num_samples=10, num_warmup=0, progress=False)
+
+
+@pytest.mark.parametrize("radius", [1e-10, 1e10])
+def test_radii_of_any_size(radius):
+    """Far starts too: the path to a small sphere looks like that to a square, and is not called one."""
+    problem = og.Problem(lambda x: 0.0, lambda x: jnp.sum(x**2) - radius**2)
+    trace = og.sample(0, problem, jax.random.normal(jax.random.key(0), (32, 3)), num_samples=300, progress=False)
+    x = trace["x"].astype(float) / radius
+    np.testing.assert_allclose(np.linalg.norm(x, axis=-1), 1, atol=1e-4)
+    mean, limit = chain_limit(x[..., 0] ** 2)
+    assert abs(mean - 1 / 3) < limit < 0.1
+
+
+@pytest.mark.parametrize("radius", [1e-3, 1e3])
+def test_o_langevin_is_tuned_in_any_units(radius):
+    problem = og.Problem(lambda x: 0.0, lambda x: jnp.sum(x**2) - radius**2)
+    starts = radius * jax.random.normal(jax.random.key(0), (32, 3))
+    trace = og.sample(0, problem, starts, algorithm="o_langevin", num_samples=200, num_warmup=200, progress=False)
+    step_size = trace.provenance["settings"]["step_size"] / radius**2
+    assert 2**-10 < step_size < 2**-2
+    assert np.abs(np.linalg.norm(trace["x"] / radius, axis=-1) - 1).mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("equality", "scale", "message"),
+    [
+        (
+            lambda x: jnp.sum((x - 1e6) ** 2) - 1,
+            1.0,
+            r"equality\[0\] cannot be resolved in float32 at \|x\| = 1.*Shift the coordinates",
+        ),
+        (lambda x: jnp.sum(x**2) ** 2 - 1e-40, 1e-10, "too small for float32. Choose units"),
+        (lambda x: jnp.sum(x**2) - 1e-42, 1e-21, "too small for float32. Choose units|gradient of equality.* is zero"),
+        (lambda x: jnp.stack([circle(x), x[0] - x[1], x[2]]), 1.0, "the set is of dimension zero, single points"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", [None, "o_langevin"])
+def test_sets_that_are_not_there_are_refused(equality, scale, message, algorithm):
+    problem = og.Problem(lambda x: 0.0, equality)
+    starts = scale * jax.random.normal(jax.random.key(0), (8, 3)) + (1e6 if "resolved" in message else 0)
+    with pytest.raises(ValueError, match=message):
+        og.sample(0, problem, starts, algorithm=algorithm, num_samples=10, progress=False)
+
+
+def test_mixed_precisions_become_one(x64):
+    problem = og.Problem(
+        lambda q: -0.5 * (jnp.sum(q["a"] ** 2) + jnp.sum(q["b"] ** 2)), lambda q: jnp.sum(q["a"]) + jnp.sum(q["b"]) - 1
+    )
+    starts = {"a": np.ones((4, 2), np.float32), "b": np.ones((4, 2))}
+    trace = og.sample(0, problem, starts, num_samples=50, progress=False)
+    assert trace["a"].dtype == trace["b"].dtype == np.float64
+    assert np.abs(trace.sample_stats["equality"]).max() < 1e-13
+    assert og.land(problem, starts).position["a"].dtype == np.float64
+
+
+def test_a_single_start_is_not_taken_for_chains_of_scalars():
+    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), inequality=lambda x: jnp.sum(x**2) - 1)
+    with pytest.raises(ValueError, match=r"can be read as 3 chains of scalars, and as one start.*x0\[None\]"):
+        og.sample(0, problem, jnp.array([0.1, 0.2, 0.3]), num_samples=10, progress=False)
+    scalars = og.Problem(lambda x: -0.5 * x**2, inequality=lambda x: 1 - x)
+    trace = og.sample(
+        0, scalars, jnp.array([1.1, 1.2, 1.3]), algorithm=og.chmc(scalars, 0.5), num_samples=10, progress=False
+    )
+    assert trace["x"].shape == (3, 10)
+
+
+def test_falling_back_on_another_sampler_is_said_without_progress():
+    """A set that is nowhere smooth on the scale of any step: chmc has nothing to follow."""
+    rough = lambda x: x[0] + 1e-3 * jnp.sin(1e6 * x[1])
+    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), rough)
+    with pytest.warns(og.ConstraintWarning, match="near the set, not on it.*so og.sample runs o_langevin"):
+        og.sample(0, problem, jax.random.normal(jax.random.key(0), (4, 2)), num_samples=5, num_warmup=0, progress=False)
