@@ -133,9 +133,9 @@ def check_start(
     if problem.equality is None:
         return
     if every_draw:
-        _refuse_unresolved(problem, report)
+        squared = _warn_squared(values, report["size"])
+        _refuse_unresolved(report, ~squared)
         _refuse_points(problem, report["deficient"][:, -1], positions)
-        _warn_squared(values, report["size"])
         _warn_unattainable(values, norms, report["size"], dependent=bool(report["deficient"][:, 0].all()))
     _warn_capped(values[:, 0], settings)
 
@@ -361,18 +361,22 @@ def _logdensities(problem: Problem, positions: Position) -> Array:
     return over_particles(problem.logdensity, positions, problem.draws_together)
 
 
-def _refuse_unresolved(problem: Problem, report: dict[str, np.ndarray]) -> None:
-    """A set whose gradients turn within the roundings of x, or whose g is made of numbers too small to hold, is not there."""
+def _refuse_unresolved(report: dict[str, np.ndarray], regular: np.ndarray) -> None:
+    """A set whose gradients turn within the roundings of x, or whose g is made of numbers too small to hold, is not there.
+
+    Rows that are not `regular` have a gradient that vanishes on the set, and are not judged.
+    """
     info = np.finfo(report["values"].dtype)
     turned, terms = np.median(report["turns"], axis=0), np.median(report["terms"], axis=0)
     size = np.median(report["size"][:, -1])
-    if (rows := np.flatnonzero(turned > TURNED)).size:
+    if (rows := np.flatnonzero((turned > TURNED) & regular)).size:
         raise ValueError(
             f"equality[{rows[0]}] cannot be resolved in {info.dtype} at |x| = {size:.3g}: its gradient turns by "
             f"{100 * turned[rows[0]]:.0f} % within the roundings of x. Shift the coordinates so that the set is near 0, or use "
             "float64 (jax_enable_x64)."
         )
-    if (rows := np.flatnonzero((terms > 0) & (terms < info.tiny / info.eps))).size or (0 < size < np.sqrt(info.tiny)):
+    small = (terms > 0) & (terms < info.tiny / info.eps) & regular
+    if (rows := np.flatnonzero(small)).size or 0 < size < np.sqrt(info.tiny):
         what = (
             f"equality[{rows[0]}] is made of numbers of size {terms[rows[0]]:.2g}"
             if rows.size
@@ -395,8 +399,8 @@ def _refuse_points(problem: Problem, deficient: np.ndarray, positions: Position)
         )
 
 
-def _warn_squared(values: np.ndarray, size: np.ndarray) -> None:
-    """Newton on c² halves c, so g falls by exactly 4 each step; on a regular constraint it falls ever faster.
+def _warn_squared(values: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Which rows are squares: Newton on c² halves c, so g falls by exactly 4 each step; on a regular one it falls ever faster.
 
     From far outside a small sphere it falls by 4 as well, but there x itself is halved.
     """
@@ -412,6 +416,7 @@ def _warn_squared(values: np.ndarray, size: np.ndarray) -> None:
             f"equality[{np.flatnonzero(squared)[0]}] looks like a square, g = c(x)**2: its gradient vanishes on the set, "
             "so the tangent directions are undefined there. Pass c itself."
         )
+    return squared
 
 
 def _warn_unattainable(values: np.ndarray, norms: np.ndarray, size: np.ndarray, *, dependent: bool) -> None:

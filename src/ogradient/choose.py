@@ -85,8 +85,8 @@ def choose(
     if name is None:
         warn(
             f"the draws are near the set, not on it, and their law is off by O(step_size): {reason}, so og.sample runs "
-            f"o_langevin with step_size={eta:.3g} (mean |g| {violation:.2g}). To insist, pass algorithm='chmc'; this warning does "
-            "not come with algorithm='o_langevin'."
+            f"o_langevin with step_size={eta:.3g} (mean |g| {violation:.2g}). To insist, pass algorithm='chmc'; this "
+            "warning does not come with algorithm='o_langevin'."
         )
     return o_langevin(problem, eta, alpha=1 / eta), positions
 
@@ -97,8 +97,8 @@ def _warn_stuck(tuned: CHMCTuning) -> None:
     if stuck.size:
         warn(
             f"{stuck.size} of {tuned.stuck.size} chains (the first is chain {stuck[0]}) do not move at the step size that suits "
-            "the others. They may be in a much smaller part of the set, or in a corner of it. Their draws stay where they are, so "
-            "look at R-hat; a smaller step size, og.chmc(problem, ...), moves them too."
+            "the others. They may be in a much smaller part of the set, or in a corner of it. Their draws stay where they are, "
+            "so look at R-hat; a smaller step size, og.chmc(problem, ...), moves them too."
         )
 
 

@@ -120,16 +120,17 @@ def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITE
         frame, level, on_set, off = measure(constraint, x)
         better = off < best_off
         best, best_off = jnp.where(better | on_set, x, best), jnp.where(better | on_set, off, best_off)
-        multipliers = -solve(frame, frame.value)
+        # Rows at their level count as 0: their noise must not keep the others from getting there.
+        level = jnp.concatenate([level, jnp.zeros(bounds.shape, x.dtype)])
+        multipliers = -solve(frame, jnp.where(jnp.abs(frame.value) <= level, 0.0, frame.value))
         step = multipliers @ frame.jacobian
         norms = row_lengths(frame.jacobian)
         scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1.0), 1.0)  # rows in units of length
         lengths = 0.5 ** jnp.arange(HALVINGS, dtype=x.dtype)
         values = jax.vmap(lambda t: constraint(x + t * step) * scale)(lengths)
         here = frame.value * scale
-        # Rows at their level are at 0: their noise must not keep the others from getting there.
-        level = jnp.concatenate([level, jnp.zeros(bounds.shape, x.dtype)]) * scale
-        sizes = row_lengths(jnp.maximum(jnp.abs(jnp.concatenate([here[None], values])) - level[None], 0.0))
+        excess = jnp.abs(jnp.concatenate([here[None], values])) - (level * scale)[None]
+        sizes = row_lengths(jnp.maximum(excess, 0.0))
         sizes, size_here = sizes[1:], sizes[0]
         enough = sizes <= (1 - 0.25 * lengths) * size_here
         chosen = jnp.where(

@@ -38,7 +38,9 @@ REFUSALS = 8  # in a row, after which a chain in warm-up halves its own step
 UNEQUAL = (
     100.0  # times the spread of the starts in another coordinate: then units differ, and the first metric follows them
 )
-FARTHEST = 40.0  # times e that one stage may change the step size: beyond, it would leave the numbers
+FARTHEST = 16.0  # log of how much one stage may change the step size
+BEGINNINGS = (1.0, 30.0, 1000.0, 1 / 30)  # times the first step size, tried in turn until chains move
+MOVING = 0.4  # acceptance from which they do
 FIXED = 1e3  # roundings of a coordinate: one that varies by less is fixed by the constraint
 LEAST_MOVE = 0.05  # of a step: what is nearer to where it began has not moved
 TRAJECTORIES = (1, 2, 4, 8, 16)  # steps per transition that are tried
@@ -239,7 +241,13 @@ def tune_chmc(
         return window(problem, jax.random.fold_in(key, number), positions, *scalars, WINDOW, jnp.asarray(adapt), short)
 
     first_mass, epsilon = _first_metric(problem, positions)
-    positions, epsilon, *_ = run(0, positions, epsilon, 3, first_mass, adapt=True)
+    # A step can be too short as well as too long: below the roundings of g no move is told from the next.
+    begun = []
+    for number, times in enumerate(BEGINNINGS):
+        begun.append(run(40 + number, positions, times * epsilon, 3, first_mass, adapt=True))
+        if float(jnp.mean(begun[-1][2])) > MOVING:
+            break
+    positions, epsilon, *_ = max(begun, key=lambda stage: float(jnp.mean(stage[2])))
     positions, epsilon, _, variance, _ = run(1, positions, epsilon, 6, first_mass, adapt=True)
     positions, epsilon, _, variance, _ = run(2, positions, epsilon, 6, first_mass, adapt=True)
     # Directions that hardly move keep a share of the largest variance: the mass must stay positive and reasonable.
@@ -281,7 +289,8 @@ def _first_metric(problem: Problem, positions: Position) -> tuple[Array, float]:
 def _first_length(problem: Problem, positions: Position) -> float:
     """How far a first move may go: about as far as the positions are from 0, in mean square.
 
-    Positions at 0, or so near that log π could not tell them from it, say nothing: then as far as log π takes to change by 1.
+    Positions at 0, or so near that log π could not tell them from it, say nothing: then a hundred times as far as log π takes to
+    change by 1, which in a tail is little. Too long a first step is soon shortened; one within the roundings of g is not seen.
     """
 
     def look(problem: Problem, position: Position) -> tuple[Array, Array]:
@@ -291,7 +300,7 @@ def _first_length(problem: Problem, positions: Position) -> float:
     together = lambda problem, positions: over_particles(partial(look, problem), positions, problem.draws_together)
     lengths, drifts = (np.asarray(part, np.float64) for part in jax.jit(together)(problem, positions))
     length, drift = float(np.sqrt(np.mean(lengths**2))), float(np.sqrt(np.mean(drifts**2)))
-    return 1 / drift if 0 < length * drift < 1e-3 or (length == 0 and drift > 0) else length or 1.0
+    return 100 / drift if 0 < length * drift < 1e-3 or (length == 0 and drift > 0) else length or 1.0
 
 
 def _efficiency(draws: Array) -> Array:

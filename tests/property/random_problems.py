@@ -117,7 +117,7 @@ def _logdensity(u, p):
 
 def _jacobian(family, u, p):
     """Independent rows of ∂g/∂x (n, m, d), by hand."""
-    n, d = u.shape
+    n = len(u)
     v = np.stack([u[:, 1], u[:, 3]], axis=1) if family == "pinned" else u
     quadric = 2 * (v - p["centre"]) @ (p["shape"].T @ p["shape"])
     if family in ("curve", "arc", "surface"):
