@@ -96,7 +96,7 @@ def row_lengths(rows: Array) -> Array:
     there.
     """
     largest = jnp.max(jnp.abs(rows), axis=1, initial=0.0)
-    divisor = jnp.where(largest > 0, largest, 1.0)
+    divisor = jnp.where(largest >= jnp.finfo(rows.dtype).tiny, largest, 1.0)
     return divisor * jnp.sqrt(jnp.sum((rows / divisor[:, None]) ** 2, axis=1))
 
 

@@ -28,6 +28,8 @@ from ogradient.stein import over_particles
 HALVINGS = 8
 MAX_ITERATIONS = 100
 ROUNDINGS = 8
+UNEQUAL = 100.0  # times the spread of the points in another coordinate: then coordinates have different units
+FIXED = 1e3  # roundings of a coordinate: one that varies by less is fixed
 
 
 class Landing(NamedTuple):
@@ -77,16 +79,34 @@ def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITE
     return _land_all(problem, positions, max_iterations)
 
 
+def units_of(points: Array) -> Array:
+    """Units (d,) of the coordinates of points (n, d): 1, or their spreads where those differ more than a hundredfold.
+
+    Coordinates that are the same in all points have no spread, and take the smallest.
+    """
+    spread, size = jnp.std(points, axis=0), jnp.max(jnp.abs(points), axis=0)
+    free = spread > FIXED * jnp.finfo(points.dtype).eps * size
+    smallest = jnp.min(jnp.where(free, spread, jnp.inf))
+    unequal = (points.shape[0] >= 4) & jnp.any(free) & (jnp.max(spread) > UNEQUAL * smallest)
+    return jnp.where(unequal, jnp.where(free, spread, smallest), 1.0)
+
+
 @partial(jax.jit, static_argnums=2)
 def _land_all(problem: Problem, positions: Position, max_iterations: int) -> Landing:
     together = None if problem.source is None else 1  # data take memory for each point
-    return over_particles(lambda position: land_one(problem, position, max_iterations), positions, together)
+    units = units_of(jax.vmap(lambda position: problem.flatten(position)[0])(positions))
+    return over_particles(lambda position: land_one(problem, position, max_iterations, units), positions, together)
 
 
-def land_one(problem: Problem, position: Position, max_iterations: int = MAX_ITERATIONS) -> Landing:
-    """`land` for a single point, a pure function to be mapped and compiled."""
-    x, _, equality, unravel = problem.flatten(position)
-    inequality = lambda x: problem.inequality_fn(unravel(x))
+def land_one(
+    problem: Problem, position: Position, max_iterations: int = MAX_ITERATIONS, units: Array | None = None
+) -> Landing:
+    """`land` for a single point, a pure function to be mapped and compiled. Steps are shortest in the given units."""
+    x, _, plain_equality, unravel_x = problem.flatten(position)
+    units = jnp.ones_like(x) if units is None else units
+    x, unravel = x / units, lambda y: unravel_x(units * y)
+    equality = lambda y: plain_equality(units * y)
+    inequality = lambda y: problem.inequality_fn(unravel(y))
     bounds, slopes = value_and_jacobian(inequality, x)
     slopes = row_lengths(slopes)
     outside = jnp.max(jnp.where(slopes > 0, bounds / jnp.where(slopes > 0, slopes, 1.0), 0.0), initial=0.0)

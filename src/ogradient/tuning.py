@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.geometry import frame_at, landing, project, row_lengths
-from ogradient.land import land
+from ogradient.land import FIXED, land, units_of
 from ogradient.problem import Position, Problem
 from ogradient.samplers.chmc import build_kernel as build_chmc
 from ogradient.samplers.chmc import init as init_chmc
@@ -41,7 +41,6 @@ UNEQUAL = (
 FARTHEST = 16.0  # log of how much one stage may change the step size
 BEGINNINGS = (1.0, 30.0, 1000.0, 1 / 30)  # times the first step size, tried in turn until chains move
 MOVING = 0.4  # acceptance from which they do
-FIXED = 1e3  # roundings of a coordinate: one that varies by less is fixed by the constraint
 LEAST_MOVE = 0.05  # of a step: what is nearer to where it began has not moved
 TRAJECTORIES = (1, 2, 4, 8, 16)  # steps per transition that are tried
 
@@ -272,18 +271,12 @@ def tune_chmc(
 
 
 def _first_metric(problem: Problem, positions: Position) -> tuple[Array, float]:
-    """The inverse mass and step size to begin with: 1 and a tenth of the positions' own length.
-
-    Where the starts are spread a hundred times as far in one coordinate as in another, coordinates have different units, and
-    the inverse mass follows those spreads. Coordinates that the constraint fixes have none, and take the smallest.
-    """
+    """The inverse mass and step size to begin with: 1 and a tenth of the positions' own length; or units, where those differ."""
     x = jax.vmap(lambda position: problem.flatten(position)[0])(positions)
-    spread, size = jnp.std(x, axis=0), jnp.max(jnp.abs(x), axis=0)
-    free = spread > FIXED * jnp.finfo(x.dtype).eps * size
-    smallest = jnp.min(jnp.where(free, spread, jnp.inf))
-    if x.shape[0] >= 4 and bool(jnp.any(free) & (jnp.max(spread) > UNEQUAL * smallest)):
-        return jnp.where(free, spread, smallest) ** 2, 0.1
-    return jnp.ones_like(spread), 0.1 * _first_length(problem, positions)
+    units = units_of(x)
+    if bool(jnp.all(units == 1)):
+        return units, 0.1 * _first_length(problem, positions)
+    return units**2, 0.1
 
 
 def _first_length(problem: Problem, positions: Position) -> float:
