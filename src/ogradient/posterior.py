@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array
 
 from ogradient.problem import Measure, Position, Problem, as_functions, calling, checked, shapes_of
+from ogradient.storage import checksum
 
 DataFunctions = Callable[[Position, Any], Any] | Sequence[Callable[[Position, Any], Any]]
 Batch = Any  # any pytree of arrays, with the rows as the first axis of every leaf
@@ -82,7 +83,8 @@ class Model:
         return Problem(logdensity, equality, inequality, self.measure, source)
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Source:
     """A model and its data: all rows, or the rows of one step where a batch_fn brings them."""
 
     model: Model
@@ -115,6 +117,15 @@ class Source(NamedTuple):
         size = model.constraint_batch_size
         constraint_batch = batch if size is None else self._draw(keys[2], keys[3], None if size == rows else size)
         return model.bind(batch, constraint_batch, model.num_rows / count_rows(batch))
+
+    @cached_property
+    def crc32(self) -> str:
+        """A sum over all bytes of the data, and over their shapes and dtypes. 4 GB take a second or so."""
+        total = 0
+        for leaf in jax.tree.leaves(self.data):
+            total = zlib.crc32(f"{leaf.dtype}{leaf.shape}".encode(), total)
+            total = checksum(np.asarray(leaf), total)
+        return f"{total:08x}"
 
     @property
     def batch_bytes(self) -> int:
@@ -305,18 +316,16 @@ def with_batch(problem: Problem, batch: Batch) -> Problem:
 
 
 def describe_data(problem: Problem) -> dict[str, Any] | None:
-    """What a trace keeps of a problem's data, to tell them from others: sizes, and a sum over some of the rows."""
+    """What a trace keeps of a problem's data, to tell them from others: sizes, and a sum over all bytes."""
     if problem.source is None:
         return None
-    model, data = problem.source.model, problem.source.data
+    model = problem.source.model
     about = {
         "rows": model.num_rows,
         "batch_size": model.batch_size,
         "constraint_batch_size": model.constraint_batch_size,
     }
-    chosen = np.linspace(0, count_rows(data) - 1, 64).astype(int)
-    some = b"".join(np.asarray(leaf[chosen]).tobytes() for leaf in jax.tree.leaves(data))
-    return about | {"batch_fn": model.batch_fn is not None, "checksum": f"{zlib.crc32(some):08x}"}
+    return about | {"batch_fn": model.batch_fn is not None, "crc32": problem.source.crc32}
 
 
 def count_rows(batch: Batch) -> int:
