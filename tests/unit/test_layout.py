@@ -12,7 +12,8 @@ import ogradient
 
 PACKAGE = Path(ogradient.__file__).parent
 ORDER = [
-    {"_version", "status", "keys", "interrupts", "storage"},
+    {"_version", "status", "keys", "interrupts"},
+    {"storage"},
     {"problem", "archive"},
     {"posterior"},
     {"feed"},
