@@ -33,7 +33,6 @@ app.add_typer(run_app, name="run")
 console = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
 
 
-
 def _writable(context: typer.Context, out: Path) -> Path:
     """Refuse, before anything is computed, a folder that the results could not be written to."""
     place = out / (context.info_name or "")  # where the experiment writes

@@ -59,7 +59,7 @@ def sample(
     """Run chains and return their draws.
 
     Args:
-        seed: an integer, or a typed key from `jax.random.key`.
+        seed: a whole number of at least 0, of any size, or a typed key from `jax.random.key`.
         problem: what to sample.
         initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it. For ensemble
             samplers (og.o_svgd, og.svgd) the axes are (ensembles, particles, ...). Not needed to resume, except to give
@@ -77,8 +77,12 @@ def sample(
         resume: a trace to continue: `num_samples` more draws are appended to its own, with its warm-up and thinning. Pass the
             same seed, problem and algorithm.
         component_fn: a label of the part of the set a position is in, where the set is known to have several (det X > 0 on the
-            orthogonal group): kept in `sample_stats["component"]`, with a warning when chains stay in different ones.
+            orthogonal group): kept in `sample_stats["component"]`, with a warning when chains stay in different ones. Pass it
+            again to resume. If it fails, that is a warning, and the labels are left out.
         throw: raise `SamplingError` (with the draws so far) when a chain meets non-finite numbers; False warns and goes on.
+
+    Ctrl-C ends the run and returns the draws so far, with a warning. Any error that ends it after the first kept draw, in a
+    `batch_fn` or for want of memory, is raised as a `SamplingError` whose `trace` has the draws, to go on from.
 
     Returns:
         A `Trace` with arrays of axes (chain, draw, ...), or (ensemble, draw, particle, ...).
@@ -106,22 +110,24 @@ def sample(
     run = _Run(problem, chosen, seed, key, num_warmup, thinning, states, done)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
     with Interrupts() as interrupts:  # from here on Ctrl-C ends the run, and loses nothing that it kept
-        started = time.perf_counter()
+        started, interrupted = time.perf_counter(), False
         try:
             with interrupts.allowed():
                 run.advance(total, chunk_size, progress, stop_when_bad=throw)
+        except KeyboardInterrupt:
+            interrupted = True
         except BaseException as error:
             run.failure = error
         run.close(give_up=lambda: interrupts.waiting > 0)
         trace = run.trace(resume, seconds=time.perf_counter() - started)
         try:
-            trace = _deliver(trace, run, isinstance(run.failure, KeyboardInterrupt), throw)
+            trace = _deliver(trace, run, interrupted, throw)
             if component_fn is not None:
                 _label(trace, component_fn, interrupts)
             elif resume is not None and "component" in resume.sample_stats.keys() - trace.sample_stats.keys():
                 warn("the trace was resumed without its component_fn, so that sample_stats['component'] is left out.")
             warn_if_separate(trace)
-            if interrupts.waiting:
+            if interrupts.waiting and not interrupted:
                 warn("Ctrl-C came when the draws were made already; all of them are in the trace.", RuntimeWarning)
         except Warning as warning:  # where the user has turned warnings into errors
             warning.trace = trace  # type: ignore[attr-defined]
@@ -333,7 +339,7 @@ def _deliver(trace: Trace | None, run: _Run, interrupted: bool, throw: bool) -> 
             kept = "no draw was kept yet" if trace is None else "the draws so far are in the exception's .trace"
             raise SamplingError(f"{message} Stopped after step {run.done:,}; {kept}.", trace)
         warn(message, RuntimeWarning)
-    if run.failure is not None and not interrupted:
+    if run.failure is not None:
         _fail(run.failure, trace, run.done)
     for status in (Status.RANK_DEFICIENT, Status.COLLAPSED):
         # Where no step at all was OK, the rows depend everywhere, and that was said at the door.
