@@ -20,7 +20,10 @@ X = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
 
 
 def over(data, **options):
-    prior, likelihood = lambda w: -0.5 * jnp.sum(w**2), lambda w, x: -0.5 * jnp.sum((x.reshape(-1, 2) - w[None]) ** 2) / N
+    prior, likelihood = (
+        lambda w: -0.5 * jnp.sum(w**2),
+        lambda w, x: -0.5 * jnp.sum((x.reshape(-1, 2) - w[None]) ** 2) / N,
+    )
     return og.posterior(prior, likelihood, data, **options)
 
 
