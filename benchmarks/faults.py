@@ -456,7 +456,7 @@ def not_finite(setting: Setting) -> Row:
         # An unadjusted sampler notices in its next step that it is where log π or g is not finite: one draw there may be OK.
         okay = trace.sample_stats["status"] == og.Status.OK
         unnoticed = (trace["x"][..., 0] > 0.5) & (okay[..., None] if name in ENSEMBLES else okay)
-        moved = len(np.unique(trace["x"][0], axis=0)) > 10
+        moved = len(np.unique(trace["x"][0], axis=0)) > 3
         fine += at == "later" and moved and np.isfinite(trace["x"]).all() and (unnoticed.sum(axis=1) <= 1).all()
     seen = (
         f"at the start: refused with the argument's name ({refused}); later: stopped, with finite draws and a status for "
