@@ -66,8 +66,10 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], check: 
             _swap(partial, path, old, check)
         if interrupts.waiting:
             raise KeyboardInterrupt
+    except BaseException:
+        _remove_for_good(partial)
+        raise
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
     for left in _left_over(path, "partial") + _left_over(path, "old"):
@@ -111,6 +113,15 @@ def _renamed(folder: Path, path: Path) -> bool:
             return False
         raise
     return True
+
+
+def _remove_for_good(folder: Path) -> None:
+    """Remove a folder that other threads may still be writing to, which would make it anew."""
+    for _ in range(10):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
+        if not folder.exists():
+            return
 
 
 def _put_back(path: Path) -> None:
