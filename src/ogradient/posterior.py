@@ -26,6 +26,7 @@ from ogradient.storage import checksum
 
 DataFunctions = Callable[[Position, Any], Any] | Sequence[Callable[[Position, Any], Any]]
 Batch = Any  # any pytree of arrays, with the rows as the first axis of every leaf
+CHECKSUM_BYTES = 2**26  # of data that are summed together
 BATCH = 0x62617463  # folded into a step's key for its batch, so that noise and probes have other random numbers
 
 
@@ -120,11 +121,18 @@ class Source:
 
     @cached_property
     def crc32(self) -> str:
-        """A sum over all bytes of the data, and over their shapes and dtypes. 4 GB take a second or so."""
-        total = 0
+        """A sum over all bytes of the data, and over their shapes and dtypes. 1 GB on a CPU takes 0.3 seconds.
+
+        From a GPU in blocks of rows: JAX would keep a copy of an array that was brought as a whole.
+        """
+        total, whole = 0, jax.default_backend() == "cpu"
         for leaf in jax.tree.leaves(self.data):
             total = zlib.crc32(f"{leaf.dtype}{leaf.shape}".encode(), total)
-            total = checksum(np.asarray(leaf), total)
+            count = len(leaf)
+            rows = count if whole else max(1, CHECKSUM_BYTES * count // max(leaf.nbytes, 1))
+            for first in range(0, count, rows):
+                block = leaf if whole else jax.lax.dynamic_slice_in_dim(leaf, first, min(rows, count - first))
+                total = checksum(np.asarray(block), total)
         return f"{total:08x}"
 
     @property

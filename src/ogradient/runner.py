@@ -23,11 +23,12 @@ from ogradient._version import __version__
 from ogradient.checks import bring_inside, check_positions, check_start, land_starts, warn_if_separate
 from ogradient.choose import check_name, choose
 from ogradient.chunk import MOST_STEPS, rows_before, run_chunk, step_and_observe, steps_to_row_end
+from ogradient.components import check_component, label_components
 from ogradient.feed import BatchError, Feed, batch_fn_of
 from ogradient.interrupts import Interrupts
 from ogradient.keys import as_key, split_step
 from ogradient.posterior import describe_data, with_batch
-from ogradient.problem import Position, Problem, calling
+from ogradient.problem import Position, Problem
 from ogradient.resume import continue_run
 from ogradient.samplers.base import SamplingAlgorithm, describe, is_ensemble, is_exact, plain_settings
 from ogradient.status import SamplingError, Status, warn
@@ -105,7 +106,7 @@ def sample(
         chosen, states, num_warmup, done = continue_run(resume, problem, initial_positions, algorithm, key, thinning)
         thinning = resume.provenance["thinning"]
     if component_fn is not None:
-        _check_component(component_fn, states.position, is_ensemble(chosen.step))
+        check_component(component_fn, states.position, is_ensemble(chosen.step))
 
     run = _Run(problem, chosen, seed, key, num_warmup, thinning, states, done)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
@@ -123,9 +124,12 @@ def sample(
         try:
             trace = _deliver(trace, run, interrupted, throw)
             if component_fn is not None:
-                _label(trace, component_fn, interrupts)
-            elif resume is not None and "component" in resume.sample_stats.keys() - trace.sample_stats.keys():
-                warn("the trace was resumed without its component_fn, so that sample_stats['component'] is left out.")
+                label_components(trace, component_fn, interrupts)
+            if resume is not None and (left := sorted(resume.sample_stats.keys() - trace.sample_stats.keys())):
+                warn(
+                    f"{', '.join(left)} in sample_stats of the resumed trace: left out, since steps do not make it.",
+                    RuntimeWarning,
+                )
             warn_if_separate(trace)
             if interrupts.waiting and not interrupted:
                 warn("Ctrl-C came when the draws were made already; all of them are in the trace.", RuntimeWarning)
@@ -378,28 +382,6 @@ def _fail(failure: BaseException, trace: Trace | None, done: int) -> NoReturn:
     raise SamplingError(f"{text} Stopped after step {done:,}; {kept}.", trace) from (
         failure.__cause__ if known else failure
     )
-
-
-def _check_component(component_fn: Callable[[Position], Any], positions: Position, ensemble: bool) -> None:
-    """Look at the user's function on one position, before the run."""
-    position = jax.tree.map(lambda leaf: leaf[0, 0] if ensemble else leaf[0], positions)
-    with calling("component_fn", position):
-        label = jax.eval_shape(component_fn, position)
-    if not isinstance(label, jax.ShapeDtypeStruct) or label.shape != () or label.dtype.kind not in "biuf":
-        raise ValueError(f"component_fn must return one number or truth value for one position; got {label}.")
-
-
-def _label(trace: Trace, component_fn: Callable[[Position], Any], interrupts: Interrupts) -> None:
-    """The component of every draw, unless the user's function fails: that costs its labels and not the draws."""
-    try:
-        with interrupts.allowed():
-            trace.sample_stats["component"] = np.asarray(trace.apply(component_fn))
-    except (Exception, KeyboardInterrupt) as error:
-        warn(
-            f"component_fn ended in {type(error).__name__}: {str(error) or 'no message'}. The draws are whole, without their "
-            'components; trace.sample_stats["component"] = trace.apply(component_fn) adds them.',
-            RuntimeWarning,
-        )
 
 
 def _progress_bar(total: int, done: int, label: str, show: bool) -> Any:

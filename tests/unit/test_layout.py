@@ -21,7 +21,7 @@ ORDER = [
     {"land", "boundary"},
     {"samplers", "diagnostics"},
     {"trace", "tuning"},
-    {"checks", "resume", "chunk"},
+    {"checks", "resume", "chunk", "components"},
     {"choose"},
     {"runner", "diagnose"},
     {"plots", "problems", "datasets", "evaluation"},

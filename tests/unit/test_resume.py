@@ -61,6 +61,9 @@ def test_the_data_are_summed_once(monkeypatch):
     algorithm = og.langevin(problem, 0.01)
     sample(problem, resume=sample(problem, jnp.zeros((2, 2)), algorithm=algorithm), algorithm=algorithm)
     assert len(calls) == 1
+    for size in (8, 17, 1000):
+        monkeypatch.setattr(posterior, "CHECKSUM_BYTES", size)
+        assert over(X).source.crc32 == problem.source.crc32
 
 
 MASS = {"b": jnp.float32(2.0), "w": jnp.arange(1.0, 5.0)}
