@@ -25,7 +25,7 @@ from ogradient.interrupts import Interrupts
 
 
 def checksum(array: np.ndarray, start: int = 0) -> int:
-    """CRC-32 of the bytes of an array, which are not copied. 4 GB take about a second."""
+    """CRC-32 of the bytes of an array, which are not copied. 1 GB takes 0.3 seconds."""
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, start)
 
 
