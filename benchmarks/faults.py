@@ -33,7 +33,7 @@ import numpy as np
 import ogradient as og
 
 DRAWS = 400
-LENGTH: dict[str, Any] = {"num_warmup": 100, "num_samples": 2000, "progress": False}
+LENGTH: dict[str, Any] = {"num_warmup": 100, "num_samples": 1000, "progress": False}
 KNOWN = og.problems.ellipse()
 SAMPLERS = {
     "o_langevin": 0.01,
@@ -272,6 +272,8 @@ def interrupt(setting: Setting) -> Row:
         else:
             outcomes["run complete"] += 1
         fine += good and same_prefix(trace, whole)
+    if setting.trials >= 10 and min(outcomes.values()) == 0:
+        raise RuntimeError(f"the moments do not cover the run: {outcomes}")
     seen = ", ".join(f"{name}: {count}" for name, count in outcomes.items())
     what = "Ctrl-C (every fifth time twice) at a random moment from tuning to saving"
     return Row(what, setting.trials, fine, f"{seen}. All that was kept was delivered, and resumed to the same bits")
@@ -540,6 +542,7 @@ def inflict(name: str, trials: int, seed: int = 0, cache: Path | None = None) ->
 def main() -> None:
     """The table, or one of the processes for it."""
     if sys.argv[1:2] == ["--child"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make jobs in the background deaf to Ctrl-C
         kind, path, option = sys.argv[2:]
         CHILDREN[kind](Path(path), option)
         return
