@@ -168,6 +168,7 @@ def test_a_reader_waits_for_a_writer_between_its_two_renames(tmp_path):
     assert og.load(path)["w"].max() == 1
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("moment", ["writing", "first rename", "second rename"])
 def test_ctrl_c_while_saving_leaves_the_old_trace_or_the_new(moment, tmp_path, monkeypatch):
     path = with_draws(1).save(tmp_path / "t.zarr")

@@ -16,6 +16,7 @@ import ogradient as og
 from ogradient import runner
 from ogradient.interrupts import Interrupts
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 KNOWN = og.problems.cubic()
 PROBLEM = KNOWN.problem
 ALGORITHM = og.o_langevin(PROBLEM, 0.01)
