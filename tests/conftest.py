@@ -1,6 +1,7 @@
 """Strict JAX everywhere: no silent broadcasting between ranks, no silent mixing of dtypes."""
 
 import os
+import signal
 from pathlib import Path
 
 import jax
@@ -30,6 +31,14 @@ def lenient_promotion():
     """For other people's code, which mixes dtypes and ranks itself: our strictness is not theirs."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture
+def ctrl_c():
+    """Python's own handler of Ctrl-C, which shells take from jobs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,9 +32,23 @@ run_app = typer.Typer(no_args_is_help=True, help="Run an experiment and write it
 app.add_typer(run_app, name="run")
 console = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
 
+
+def _writable(context: typer.Context, out: Path) -> Path:
+    """Refuse, before anything is computed, a folder that the results could not be written to."""
+    place = out / (context.info_name or "")  # where the experiment writes
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place) as probe:
+            probe.write(b"results will come here")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write into {out}: {place}: {error.strerror or error}.") from None
+    return out
+
+
 Chains = Annotated[int, typer.Option(min=2, help="Independent chains (the paper has 50).")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same numbers.")]
-Out = Annotated[Path, typer.Option(help="Folder to write into.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same numbers.")]
+Out = Annotated[Path, typer.Option(callback=_writable, help="Folder to write into.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 Data = Annotated[
     Path | None, typer.Option(help="Folder with the raw tables; by default OGRADIENT_DATA, or a download of Adult.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from contextvars import copy_context
 from threading import Event
@@ -59,7 +59,7 @@ class Feed:
     def start(self, begin: int, total: int) -> None:
         """Fetch the batches of steps `begin` to `total`; until the first `left`, `batches` has shapes only."""
         self.end, self.total = begin, total
-        self.batches = jnp.int32(begin), self._on_device(self._room())
+        self.batches = begin, self._on_device(self._room())
         self._fetch()
 
     def left(self, step: int) -> int:
@@ -67,16 +67,20 @@ class Feed:
         if step == self.end and self.failure is None:
             assert self.coming is not None
             lot, self.end, self.failure = self.coming.result()
-            self.batches = jnp.int32(step), lot
+            self.batches = step, lot
             self._fetch()
         if step == self.end and self.failure is not None:
             raise self.failure
         return self.end - step
 
-    def close(self) -> None:
-        """Fetch no more: returns when the one call of batch_fn under way is over."""
+    def close(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Fetch no more: returns when the one call of batch_fn under way is over, or when it is given up."""
         self.stop.set()
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        while self.coming is not None and not self.coming.done() and not give_up():
+            wait([self.coming], timeout=0.05)
+        if self.coming is None or self.coming.done():
+            self.pool.shutdown(wait=True)
 
     def _fetch(self) -> None:
         if self.failure is None and self.end < self.total:
@@ -104,7 +108,7 @@ class Feed:
         try:
             found, structure = tree_flatten_with_path(self.batch_fn(step))
             leaves = [(path, np.asarray(leaf)) for path, leaf in found]
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: it would end the thread, and with it the run
             raise BatchError(f"batch_fn({step}) failed with {type(error).__name__}: {error}.") from error
         shapes = [(leaf.shape, dtypes.canonicalize_dtype(leaf.dtype)) for _, leaf in leaves]
         if structure != self.structure or shapes != self.like:

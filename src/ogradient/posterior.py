@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,11 @@ import numpy as np
 from jax import Array
 
 from ogradient.problem import Measure, Position, Problem, as_functions, calling, checked, shapes_of
+from ogradient.storage import checksum
 
 DataFunctions = Callable[[Position, Any], Any] | Sequence[Callable[[Position, Any], Any]]
 Batch = Any  # any pytree of arrays, with the rows as the first axis of every leaf
+CHECKSUM_BYTES = 2**26  # of data that are summed together
 BATCH = 0x62617463  # folded into a step's key for its batch, so that noise and probes have other random numbers
 
 
@@ -82,7 +84,8 @@ class Model:
         return Problem(logdensity, equality, inequality, self.measure, source)
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Source:
     """A model and its data: all rows, or the rows of one step where a batch_fn brings them."""
 
     model: Model
@@ -115,6 +118,22 @@ class Source(NamedTuple):
         size = model.constraint_batch_size
         constraint_batch = batch if size is None else self._draw(keys[2], keys[3], None if size == rows else size)
         return model.bind(batch, constraint_batch, model.num_rows / count_rows(batch))
+
+    @cached_property
+    def crc32(self) -> str:
+        """A sum over all bytes of the data, and over their shapes and dtypes. 1 GB on a CPU takes 0.3 seconds.
+
+        From a GPU in blocks of rows: JAX would keep a copy of an array that was brought as a whole.
+        """
+        total, whole = 0, jax.default_backend() == "cpu"
+        for leaf in jax.tree.leaves(self.data):
+            total = zlib.crc32(f"{leaf.dtype}{leaf.shape}".encode(), total)
+            count = len(leaf)
+            rows = count if whole else max(1, CHECKSUM_BYTES * count // max(leaf.nbytes, 1))
+            for first in range(0, count, rows):
+                block = leaf if whole else jax.lax.dynamic_slice_in_dim(leaf, first, min(rows, count - first))
+                total = checksum(np.asarray(block), total)
+        return f"{total:08x}"
 
     @property
     def batch_bytes(self) -> int:
@@ -305,18 +324,16 @@ def with_batch(problem: Problem, batch: Batch) -> Problem:
 
 
 def describe_data(problem: Problem) -> dict[str, Any] | None:
-    """What a trace keeps of a problem's data, to tell them from others: sizes, and a sum over some of the rows."""
+    """What a trace keeps of a problem's data, to tell them from others: sizes, and a sum over all bytes."""
     if problem.source is None:
         return None
-    model, data = problem.source.model, problem.source.data
+    model = problem.source.model
     about = {
         "rows": model.num_rows,
         "batch_size": model.batch_size,
         "constraint_batch_size": model.constraint_batch_size,
     }
-    chosen = np.linspace(0, count_rows(data) - 1, 64).astype(int)
-    some = b"".join(np.asarray(leaf[chosen]).tobytes() for leaf in jax.tree.leaves(data))
-    return about | {"batch_fn": model.batch_fn is not None, "checksum": f"{zlib.crc32(some):08x}"}
+    return about | {"batch_fn": model.batch_fn is not None, "crc32": problem.source.crc32}
 
 
 def count_rows(batch: Batch) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from ogradient import archive
 from ogradient.problem import Position, Problem
 from ogradient.status import Status
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-
-FORMAT = 1  # of the file on disk
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,78 +149,61 @@ class Trace:
 
     def to_datatree(self) -> xr.DataTree:
         """An `xarray.DataTree` in ArviZ's schema: groups posterior and sample_stats, provenance in the attributes."""
+        tree = self._tree(self.variables, self.sample_stats)
+        tree.attrs.update({key: _plain(value) for key, value in self.provenance.items()})
+        return tree
+
+    def _tree(self, variables: dict[str, np.ndarray], stats: dict[str, np.ndarray]) -> xr.DataTree:
         from arviz_base import from_dict
 
         dims = {}
-        if self.ensemble:
-            arrays = self.variables | {k: v for k, v in self.sample_stats.items() if k in ("equality", "inequality")}
-            dims = {k: ["particle", *(f"{k}_dim_{i}" for i in range(v.ndim - 3))] for k, v in arrays.items()}
+        for group, arrays in (("posterior", variables), ("sample_stats", stats)):
+            for name, array in arrays.items():
+                particles = self.ensemble and (group == "posterior" or name in ("equality", "inequality"))
+                axes = range(array.ndim - (3 if particles else 2))
+                dims[name] = ["particle"] * particles + [_dimension(f"{name}_dim_{i}", arrays) for i in axes]
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", "Found chain dimension to be longer", UserWarning
             )  # many short chains are meant
-            tree = from_dict({"posterior": self.variables, "sample_stats": self.sample_stats}, dims=dims)
-        tree.attrs.update({key: _plain(value) for key, value in self.provenance.items()})
-        return tree
+            return from_dict({"posterior": variables, "sample_stats": stats}, dims=dims)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything to a Zarr folder; `og.load` reads it back. A half-written folder never takes the name."""
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write everything to a Zarr folder; `og.load` reads it back.
+
+        The folder gets its name when it is whole: until then, and if anything goes wrong, a trace that was there is as it was. A
+        trace that is there is replaced with `overwrite=True` only, and never if the folder holds other files too. Variables
+        have their own names on disk where file systems take them; others are numbered there, and come back as they were.
+        """
         import xarray as xr
 
         path = Path(path)
-        if path.exists() and not _is_trace(path) and not (path.is_dir() and not any(path.iterdir())):
-            raise FileExistsError(
-                f"{path} exists and is no trace; give another path, so that nothing of yours is overwritten."
-            )
-        tree = self.to_datatree()
+        groups = {"posterior": self.variables, "sample_stats": self.sample_stats}
+        names = {group: archive.names_on_disk(arrays) for group, arrays in groups.items()}
+        tree = self._tree(*({names[g][name]: array for name, array in some.items()} for g, some in groups.items()))
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)]
         state = {f"leaf_{i}": ([f"leaf_{i}_dim_{k}" for k in range(leaf.ndim)], leaf) for i, leaf in enumerate(leaves)}
         tree["state"] = xr.DataTree(xr.Dataset(state))
         header = {
-            "format": FORMAT,
             "provenance": self.provenance,
             "structure": _structure(self.position),
             "custom_containers": not _plain_containers(self.position),
             "status_counts": self.status_counts.tolist(),
         }
-        tree.attrs = {"ogradient": json.dumps(header)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial, old = (path.with_name(f".{path.name}.{end}-{os.getpid()}") for end in ("partial", "old"))
-        try:
-            tree.to_zarr(partial, mode="w", consolidated=False)
-            if path.exists():
-                os.replace(path, old)
-            os.replace(partial, path)
-        finally:
-            if old.exists() and not path.exists():
-                os.replace(old, path)
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
+        archive.write(path, tree, names, header, overwrite=overwrite)
         return path
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace written by `Trace.save`.
+    """Read a trace written by `Trace.save`; an error names what is damaged, if a byte is not as it was saved.
 
     Positions built of dicts, lists and tuples come back as they were; other containers come back as dicts by name.
     """
-    import xarray as xr
-
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"no trace at {path}.")
-    if not _is_trace(path):
-        raise ValueError(f"{path} is not a folder that Trace.save wrote.")
-    with xr.open_datatree(path, engine="zarr", consolidated=False) as tree:
-        tree.load()
-    header = json.loads(tree.attrs["ogradient"])
-    if header["format"] > FORMAT:
-        raise ValueError(f"{path} was written by a newer ogradient (format {header['format']}); update to read it.")
-    arrays = lambda group: {str(name): array.values for name, array in tree[group].dataset.data_vars.items()}
-    state = arrays("state")
+    header, groups = archive.read(Path(path))
+    state = groups["state"]
     return Trace(
-        position=_rebuild(header["structure"], arrays("posterior")),
-        sample_stats=arrays("sample_stats"),
+        position=_rebuild(header["structure"], groups["posterior"]),
+        sample_stats=groups["sample_stats"],
         status_counts=np.asarray(header["status_counts"]),
         provenance=header["provenance"] | ({"custom_containers": True} if header["custom_containers"] else {}),
         state=[state[f"leaf_{i}"] for i in range(len(state))],
@@ -239,13 +220,6 @@ def in_order_of(trace: Trace, like: Position) -> Position:
     return jax.tree.unflatten(jax.tree.structure(like), [variables[name] for name in names])
 
 
-def _is_trace(path: Path) -> bool:
-    try:
-        return "ogradient" in json.loads((path / "zarr.json").read_text("utf-8"))["attributes"]
-    except (OSError, ValueError, KeyError):
-        return False
-
-
 def _plain_containers(tree: Position) -> bool:
     if type(tree) is dict:
         return all(map(_plain_containers, tree.values()))
@@ -258,7 +232,9 @@ def leaf_names(tree: Position) -> list[str]:
     """A name for every leaf: its path with dots between, or `x` for a bare array."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".").replace("/", "_") or "x" for path in paths]
-    return [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
+    while len(set(names)) < len(names):
+        names = [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
+    return names
 
 
 def _describe(draws: np.ndarray, *, markov: bool) -> dict[str, float]:
@@ -279,6 +255,11 @@ def _describe(draws: np.ndarray, *, markov: bool) -> dict[str, float]:
 
 def _violation(kind: str, value: np.ndarray) -> np.ndarray:
     return np.abs(value) if kind == "equality" else np.maximum(value, 0)
+
+
+def _dimension(name: str, taken: dict[str, Any]) -> str:
+    """The name of an axis; that of a variable would be taken for its coordinates."""
+    return name if name not in taken else _dimension(name + "_", taken)
 
 
 def _plain(value: Any) -> Any:

@@ -150,6 +150,46 @@ def test_bad_calls_exit_with_usage(call, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("out", ["file", "file/deeper", "taken", "no/rights"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run(out, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "synthetic").write_text("mine")
+    if out == "no/rights":  # which the owner of a machine cannot lack
+
+        def refused(**_):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    result = invoke("run", "synthetic", "--out", tmp_path / out)
+    assert result.exit_code == 2
+    assert "cannot write into" in " ".join(result.output.replace("│", " ").split())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "taken"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_checks_its_folder_and_its_seed(name, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    words = ["run", name] + ["cubic"] * (name == "problem")
+    result = invoke(*words, "--out", tmp_path / "file")
+    assert result.exit_code == 2
+    assert "cannot write into" in " ".join(result.output.replace("│", " ").split())
+    if "--seed " in invoke("run", name, "--help").output:
+        result = invoke(*words, "--seed", -1, "--out", tmp_path)
+        assert result.exit_code == 2
+        assert "--seed" in result.output
+
+
+def test_seeds_of_any_size(tmp_path):
+    call = ["run", "synthetic", "--sampler", "langevin", "--start", "on", "--chains", 4, "--steps", 2, "--quiet"]
+    curves = {}
+    for seed in (0, 2**32, 2**70):
+        assert invoke(*call, "--seed", seed, "--out", tmp_path / str(seed)).exit_code == 0
+        curves[seed] = json.loads((tmp_path / str(seed) / "synthetic" / "metrics.json").read_text("utf-8"))["curves"]
+    assert curves[0] != curves[2**32] != curves[2**70] != curves[0]
+    assert invoke(*call, "--seed", -1, "--out", tmp_path).exit_code == 2
+
+
 def test_files_are_written_whole_or_not_at_all(tmp_path):
     target = tmp_path / "metrics.json"
     folder.write_atomically(target, "old")

@@ -169,9 +169,9 @@ def stop_when_reached(monkeypatch, gate, error):
             raise error
         return result
 
-    def closing(self):
+    def closing(self, *arguments):
         threading.Thread(target=lambda: (self.stop.wait(30), gate.opened.set())).start()
-        close(self)
+        close(self, *arguments)
 
     monkeypatch.setattr(og.runner._Run, "_chunk", failing)
     monkeypatch.setattr(Feed, "close", closing)
@@ -189,15 +189,16 @@ def test_no_call_of_batch_fn_outlives_the_run(error, monkeypatch):
         with pytest.warns(RuntimeWarning, match="interrupted: 64 draws"):
             trace = run(gate, num_samples=1000)
     else:
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(og.SamplingError, match="OSError: no space. Stopped after step 64") as caught:
             run(gate, num_samples=1000)
+        assert caught.value.__cause__ is error
+        trace = caught.value.trace
     assert (gate.now, gate.calls, feeding()) == (0, 71, [])
     time.sleep(0.02)
     assert gate.calls == 71
-    if isinstance(error, KeyboardInterrupt):
-        resumed = run(gate, None, num_samples=20, resume=trace)
-        np.testing.assert_array_equal(resumed["x"], run(num_samples=84)["x"])
-        assert gate.most == 1
+    resumed = run(gate, None, num_samples=20, resume=trace)
+    np.testing.assert_array_equal(resumed["x"], run(num_samples=84)["x"])
+    assert gate.most == 1
 
 
 def test_no_call_of_batch_fn_outlives_a_sampling_error():

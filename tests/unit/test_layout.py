@@ -12,15 +12,16 @@ import ogradient
 
 PACKAGE = Path(ogradient.__file__).parent
 ORDER = [
-    {"_version", "status"},
-    {"problem"},
+    {"_version", "status", "keys", "interrupts"},
+    {"storage"},
+    {"problem", "archive"},
     {"posterior"},
     {"feed"},
     {"geometry", "stein"},
     {"land", "boundary"},
     {"samplers", "diagnostics"},
     {"trace", "tuning"},
-    {"checks"},
+    {"checks", "resume", "chunk", "components"},
     {"choose"},
     {"runner", "diagnose"},
     {"plots", "problems", "datasets", "evaluation"},

@@ -738,10 +738,10 @@ def test_one_compilation_serves_all_runs_of_a_model(kind):
     problem = KINDS[kind](loglikelihood_fn=counted)
     algorithm = og.langevin(problem, 0.003)
     first = run(problem, algorithm)
-    compiled, traced = [f._cache_size() for f in (runner._run_chunk, checks._inspect_all)], len(calls)
+    compiled, traced = [f._cache_size() for f in (runner.run_chunk, checks._inspect_all)], len(calls)
     run(problem, algorithm, STARTS + 0.1, num_samples=7, num_warmup=2, thinning=2, chunk_size=3)
     run(problem, algorithm, None, num_samples=7, resume=first)
-    assert [f._cache_size() for f in (runner._run_chunk, checks._inspect_all)] == compiled
+    assert [f._cache_size() for f in (runner.run_chunk, checks._inspect_all)] == compiled
     assert len(calls) < 2 * traced  # two runs more: only shapes were looked at, without compiling
 
 

@@ -91,9 +91,9 @@ def test_the_time_of_a_run_is_without_compiling(tables, few, tmp_path, monkeypat
     compiled, actual = [], training.sample
 
     def watched(*args, **options):
-        before = runner._run_chunk._cache_size()
+        before = runner.run_chunk._cache_size()
         trace = actual(*args, **options)
-        compiled.append((runner._run_chunk._cache_size() - before, trace.provenance["seconds"]))
+        compiled.append((runner.run_chunk._cache_size() - before, trace.provenance["seconds"]))
         return trace
 
     monkeypatch.setattr(training, "sample", watched)

@@ -79,7 +79,7 @@ def test_saving_replaces_a_trace_whole_or_not_at_all(tmp_path, monkeypatch):
     _, first = make(jnp.ones((2, 3)))
     _, second = make(jnp.ones((2, 3)), num_samples=10)
     path = first.save(tmp_path / "deep" / "trace.zarr")
-    assert og.load(second.save(path)).num_draws == 10
+    assert og.load(second.save(path, overwrite=True)).num_draws == 10
 
     def full_disk(self, store, **_):
         store.mkdir()
@@ -87,7 +87,7 @@ def test_saving_replaces_a_trace_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(xr.DataTree, "to_zarr", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        first.save(path)
+        first.save(path, overwrite=True)
     assert og.load(path).num_draws == 10
     assert [p.name for p in path.parent.iterdir()] == ["trace.zarr"]
 

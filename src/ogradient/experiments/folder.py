@@ -6,7 +6,6 @@ import base64
 import html
 import io
 import json
-import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from ogradient import storage
 from ogradient._version import __version__
 from ogradient.trace import Trace
 
@@ -51,8 +51,6 @@ def write_folder(
         extra: other files by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, trace in (traces or {}).items():
-        trace.save(folder / f"{name}.zarr")
     for name, content in (extra or {}).items():
         write_atomically(folder / name, content)
     surroundings = {
@@ -69,17 +67,14 @@ def write_folder(
     write_atomically(folder / "figure.png", buffer.getvalue())
     report = render_report(title, {**config, **surroundings}, rows, buffer.getvalue(), notes)
     write_atomically(folder / "report.html", report)
+    for name, trace in (traces or {}).items():
+        trace.save(folder / f"{name}.zarr", overwrite=True)
     return folder / "figure.png"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside the target and rename: a reader sees the old file or the new one, never half of one."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    storage.write_atomically(path, content.encode() if isinstance(content, str) else content)
 
 
 def render_report(title: str, config: Mapping[str, Any], rows: Rows, png: bytes, notes: Sequence[str]) -> str:

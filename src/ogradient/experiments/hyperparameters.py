@@ -15,6 +15,7 @@ import numpy as np
 
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.synthetic import distance_to_truth, noise_floor
+from ogradient.keys import as_key
 from ogradient.plots import draw_curves, new_figure
 from ogradient.problems import cubic
 from ogradient.runner import sample
@@ -38,7 +39,7 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
     known = cubic()
     distance = distance_to_truth(known, config.seed)
     floor = noise_floor(known, distance, config.chains, config.seed)
-    starts = known.start_off(jax.random.key(config.seed + 3), config.chains)
+    starts = known.start_off(as_key(config.seed + 3), config.chains)
     first_g = float(np.abs(jax.vmap(known.problem.equality_fn)(starts)).mean())
     curves: dict[tuple[float, float], dict[str, list[float]]] = {}
     rows = []

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import jax
 import numpy as np
 
 from ogradient.experiments.folder import write_folder
+from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_tori
 from ogradient.problem import Measure
 from ogradient.problems import torus
@@ -38,7 +38,7 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
     for form in FORMS:
         for measure in get_args(Measure):
             known = torus(form, measure)
-            starts = known.start_off(jax.random.key(config.seed + 1), config.chains)
+            starts = known.start_off(as_key(config.seed + 1), config.chains)
             trace = sample(config.seed, known.problem, starts, num_samples=config.samples, progress=progress)
             label = f"form {form}, {measure}"
             draws[label], traces[f"trace-{form}-{measure}"] = trace["x"].reshape(-1, 3), trace

@@ -23,6 +23,7 @@ from ogradient.choose import TUNED, choose
 from ogradient.diagnostics import energy_distance_to, orthogonal_ksd
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.synthetic import REFERENCE, Floor, noise_floor
+from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_scores, new_figure
 from ogradient.problems import PROBLEMS, KnownProblem
 from ogradient.runner import sample
@@ -66,7 +67,7 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
     scores = [score(known, name, config, progress=progress) for name in config.samplers if name not in known.unsuitable]
     rows = [s.row for s in scores]
     figure, axes = new_figure(1, 2, width=5.0, height=3.6)
-    exact = np.asarray(known.exact(jax.random.key(config.seed + 1), SHOWN))  # type: ignore[misc]
+    exact = np.asarray(known.exact(as_key(config.seed + 1), SHOWN))  # type: ignore[misc]
     colours = dict(zip(SAMPLERS, COLOURS, strict=False))
     draw_scores(axes[0], exact, {s.sampler: (s.draws, s.moments) for s in scores}, colours=colours, title=known.name)
     path = write_folder(
@@ -112,8 +113,8 @@ def build(name: str, measure: str | None = None, samplers: Sequence[str] = SAMPL
 def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool = False) -> Score:
     """Tune, draw from starts off the set, and compare with the truth."""
     started = time.perf_counter()
-    key = jax.random.key(config.seed)
-    reference = np.asarray(known.exact(jax.random.key(config.seed + 1), REFERENCE))  # type: ignore[misc]
+    key = as_key(config.seed)
+    reference = np.asarray(known.exact(as_key(config.seed + 1), REFERENCE))  # type: ignore[misc]
     starts = known.start_off(jax.random.fold_in(key, 1), config.particles if sampler == "o_svgd" else config.chains)
     algorithm, initial = prepare(known, sampler, starts, key, reference, progress)
     if is_ensemble(algorithm.step):

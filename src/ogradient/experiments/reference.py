@@ -24,6 +24,7 @@ from ogradient.experiments.folder import write_atomically, write_folder
 from ogradient.experiments.income import covariance
 from ogradient.experiments.loan import LEVELS, rule_losses
 from ogradient.experiments.training import Classifier, bernoulli, digits, logistic, normal_prior, read_record
+from ogradient.keys import as_key
 from ogradient.plots import draw_differences
 from ogradient.posterior import posterior
 from ogradient.problem import Position, Problem
@@ -153,7 +154,7 @@ def compute(config: Config, out: Path, datasets: Mapping[str, Dataset], *, progr
 
 def draw(task: Task, test: Split, config: Config, *, progress: bool) -> tuple[Draws, dict[str, Any]]:
     """Both samplers: the functionals of their draws with axes (chain, draw, functional), and how the runs went."""
-    starts = jax.random.normal(jax.random.key(config.seed + 1), (config.chains, task.dim))
+    starts = jax.random.normal(as_key(config.seed + 1), (config.chains, task.dim))
     problem = task.problem
     traces = {
         "chmc": sample(config.seed, problem, starts, algorithm="chmc", num_samples=config.samples, progress=progress),

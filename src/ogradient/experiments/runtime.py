@@ -19,6 +19,7 @@ import numpy as np
 
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.synthetic import SETTINGS, distance_to_truth, noise_floor
+from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problems import cubic
 from ogradient.samplers.base import is_ensemble, is_exact
@@ -42,7 +43,7 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
     known = cubic()
     distance = distance_to_truth(known, config.seed)
     floor = noise_floor(known, distance, config.chains, config.seed)
-    starts = known.start_on(jax.random.key(config.seed + 3), config.chains)
+    starts = known.start_on(as_key(config.seed + 3), config.chains)
     curves, rows = {}, []
 
     def record(name: str, advance: Callable[[int], np.ndarray], seconds: float) -> None:

@@ -17,6 +17,7 @@ import optax
 
 from ogradient.diagnostics import energy_distance_to
 from ogradient.experiments.folder import write_folder
+from ogradient.keys import as_key
 from ogradient.plots import COLOURS, animate_samples, draw_curves, draw_samples, new_figure
 from ogradient.problem import Problem
 from ogradient.problems import KnownProblem, cubic
@@ -97,12 +98,12 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
 
 def distance_to_truth(known: KnownProblem, seed: int) -> Callable[[Any], float]:
     """Energy distance of draws to a fixed set of exact ones."""
-    return energy_distance_to(np.asarray(known.exact(jax.random.key(seed + 1), REFERENCE)))  # type: ignore[misc]
+    return energy_distance_to(np.asarray(known.exact(as_key(seed + 1), REFERENCE)))  # type: ignore[misc]
 
 
 def noise_floor(known: KnownProblem, distance: Callable[[Any], float], chains: int, seed: int) -> Floor:
     """5 %, mean and 95 % of the energy distance that as many exact draws have to the reference."""
-    keys = jax.random.split(jax.random.key(seed + 2), 100)
+    keys = jax.random.split(as_key(seed + 2), 100)
     distances = [distance(np.asarray(known.exact(key, chains))) for key in keys]  # type: ignore[misc]
     return float(np.quantile(distances, 0.05)), float(np.mean(distances)), float(np.quantile(distances, 0.95))
 
@@ -121,7 +122,7 @@ def run_one(
     setting, seed = SETTINGS[name], config.seed + 1000 * STARTS.index(start)
     steps, n = min(config.steps, setting.most_steps), min(config.chains, setting.most_draws)
     thinning = min(THINNING, steps)
-    starts = (known.start_on if start == "on" else known.start_off)(jax.random.key(seed + 3), n)
+    starts = (known.start_on if start == "on" else known.start_off)(as_key(seed + 3), n)
     initial = starts[None] if is_ensemble(algorithm.step) else starts
 
     def follow(num_samples: int, thinning: int) -> Trace:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ogradient.diagnostics import orthogonal_ksd
 from ogradient.experiments.folder import write_folder
+from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problems import KnownProblem, cubic
 from ogradient.runner import sample
@@ -55,7 +56,7 @@ class Run:
 def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[str, Any]], Path]:
     """Run everything, write the folder, return the table and the path of the figure."""
     known = cubic()
-    starts = known.start_off(jax.random.key(config.seed + 3), config.particles)
+    starts = known.start_off(as_key(config.seed + 3), config.particles)
     follow = lambda label, algorithm, beta, eta, x0: _follow(known, label, algorithm, beta, eta, x0, config, progress)
     svgd, langevin = [], []
     for beta in BETAS:
@@ -142,11 +143,11 @@ def _discrepancies(
     known: KnownProblem, runs: dict[str, Run], config: Config
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[float, float, float]]:
     exact: Callable[[jax.Array, int], jax.Array] = known.exact  # type: ignore[assignment]
-    bandwidth = orthogonal_ksd(known.problem, exact(jax.random.key(config.seed + 7), 1000), num_bootstrap=0).bandwidth
+    bandwidth = orthogonal_ksd(known.problem, exact(as_key(config.seed + 7), 1000), num_bootstrap=0).bandwidth
     ksd = lambda draws: (
         orthogonal_ksd(known.problem, draws, rkhs_kernel=rbf(bandwidth), statistic="v", num_bootstrap=0).value
     )
-    levels = [ksd(exact(jax.random.key(config.seed + 100 + i), config.particles)) for i in range(40)]
+    levels = [ksd(exact(as_key(config.seed + 100 + i), config.particles)) for i in range(40)]
     curves = {name: (r.iterations, np.array([ksd(draws) for draws in r.draws])) for name, r in runs.items()}
     return curves, (float(np.quantile(levels, 0.05)), float(np.mean(levels)), float(np.quantile(levels, 0.95)))
 

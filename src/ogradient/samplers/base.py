@@ -86,18 +86,44 @@ def describe(algorithm: Any) -> tuple[str, dict[str, Any]]:
 
 
 def plain_settings(algorithm: Any) -> dict[str, Any]:
-    """The settings as they are written into a trace: numbers and words as they are, kernels by name, functions by kind."""
+    """The settings as they are written into a trace: numbers and words as they are, kernels by name, functions by deeds.
+
+    A pytree of arrays (an inverse mass by variable) is written as its numbers in a row, which is all that a sampler takes of
+    it. So two settings are the same here where the samplers are.
+    """
 
     def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray | np.generic | jax.Array):
-            return np.asarray(value, np.float64).tolist()
+        if isinstance(value, str | int | float | None):
+            return value
         if isinstance(value, RKHSKernel):
             return repr(value)
         if callable(value):  # a schedule: by what it says at a few iterations
             return "schedule " + ", ".join(f"{float(value(jnp.int32(t))):.6g}" for t in (0, 10, 100, 1000, 10_000))
-        return value if isinstance(value, str | int | float | None) else type(value).__name__
+        if callable(getattr(value, "update", None)) and callable(getattr(value, "init", None)):
+            return f"{type(value).__name__} {_moves(value)}"
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            return _numbers(value).tolist()
+        return np.concatenate([np.ravel(_numbers(leaf)) for leaf in jax.tree.leaves(value)]).tolist()
 
     return {key: plain(value) for key, value in describe(algorithm)[1].items()}
+
+
+def _numbers(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    return array if array.dtype.kind in "biu" else array.astype(np.float64)
+
+
+def _moves(optimizer: Any) -> str:
+    """An optimiser by what it does: its first updates of two numbers."""
+    parameters, moves = jnp.array([1.0, -2.0]), []
+    try:
+        state = optimizer.init(parameters)
+        for gradient in ([1.0, 0.5], [-0.25, 3.0], [0.1, 0.2]):
+            update, state = optimizer.update(jnp.array(gradient), state, parameters)
+            moves += [f"{move:.6g}" for move in np.asarray(update, np.float64).tolist()]
+    except Exception:  # one that is made for another structure of parameters
+        return "of its own"
+    return ", ".join(moves)
 
 
 def is_ensemble(step: Callable) -> bool:

@@ -1,0 +1,195 @@
+"""Groups of named arrays and a header in a Zarr folder: safe names, and a checksum for everything that is read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ogradient.status import warn
+from ogradient.storage import checksum, find_folder, write_folder_atomically
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FORMAT = 2  # of the folder on disk; format 1 had no checksums
+HEADER, HEADER_CHECKSUM = "ogradient", "ogradient_crc32"
+LONGEST_NAME = 100  # bytes; file systems take 255, and dimensions add some
+DAMAGED = "Restore it from a copy, or run again with the same seed."
+
+OWN_FILES = re.compile(
+    r"zarr\.json|(?P<group>posterior|sample_stats|state)/(zarr\.json|(?P<array>[^/]+)/(zarr\.json|c(/\d+)*))"
+)
+
+Arrays = dict[str, np.ndarray]
+
+
+def names_on_disk(names: Iterable[str]) -> dict[str, str]:
+    """What each variable is called on disk: its own name where every file system takes it, else a number.
+
+    Names are compared as file systems may compare them, without regard to case or to how accents are encoded.
+    """
+    names = list(names)
+    like = [unicodedata.normalize("NFKC", name).casefold() for name in names]
+
+    def plain(name: str, folded: str) -> bool:
+        fits = re.fullmatch(r"\w([\w.\- ]*\w)?", name) and len(name.encode(errors="replace")) <= LONGEST_NAME
+        # `x_dim_0` is what the first axis of a variable x is called.
+        own = folded != "zarr.json" and not re.search(r"_dim_\d+$|^variable_\d+$", folded)
+        return bool(fits) and own and like.count(folded) == 1
+
+    return {
+        name: name if plain(name, folded) else f"variable_{i}"
+        for i, (name, folded) in enumerate(zip(names, like, strict=True))
+    }
+
+
+def write(
+    path: Path, tree: xr.DataTree, names: Mapping[str, Mapping[str, str]], header: dict[str, Any], *, overwrite: bool
+) -> None:
+    """Write a tree of groups; `names` are those on disk of the variables that are called differently, by group."""
+    sums = {
+        group: {str(name): _about(array.values) for name, array in node.dataset.data_vars.items()}
+        for group, node in tree.children.items()
+    }
+    coordinates = {group: [str(name) for name in node.dataset.coords] for group, node in tree.children.items()}
+    aliases = {group: {alias: name for name, alias in some.items() if alias != name} for group, some in names.items()}
+    text = json.dumps({"format": FORMAT, **header, "arrays": sums, "coordinates": coordinates, "names": aliases})
+    tree.attrs = {HEADER: text, HEADER_CHECKSUM: zlib.crc32(text.encode())}
+
+    def check(there: Path) -> None:
+        if there.is_dir() and not any(there.iterdir()):
+            return
+        if not is_archive(there):
+            raise FileExistsError(
+                f"{there} exists and is no trace; give another path, so that nothing of yours is overwritten."
+            )
+        if not overwrite:
+            raise FileExistsError(
+                f"there is a trace at {there} already; give another path, or overwrite=True to replace it."
+            )
+        if (foreign := _foreign(there)) is not None:
+            raise FileExistsError(
+                f"{there} holds {foreign}, which is no part of the trace and would be lost; move it away, or give another path."
+            )
+
+    write_folder_atomically(path, lambda folder: tree.to_zarr(folder, mode="w-", consolidated=False), check)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Arrays]]:
+    """The header, and the arrays of every group under their own names; an error if a byte differs from what was written."""
+    found, left_over = find_folder(path)
+    if not found.exists():
+        raise FileNotFoundError(f"no trace at {path}.")
+    if left_over:
+        warn(
+            f"{path} is missing: a process was killed while it replaced it. This is the trace from before, found at {found}; the "
+            "next save puts it back.",
+            RuntimeWarning,
+        )
+    if not is_archive(found):
+        raise ValueError(f"{path} is not a folder that Trace.save wrote.")
+    for _ in range(10):
+        which = _identity(found)
+        try:
+            return _read(found)
+        except Exception as error:
+            if _identity(found) != which:  # another process replaced it meanwhile: read the new one
+                continue
+            if isinstance(error, ValueError) and str(found) in str(error):
+                raise
+            raise ValueError(f"{found} is damaged ({type(error).__name__}: {error}). {DAMAGED}") from error
+    raise OSError(f"{path} is replaced faster than it can be read.")
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a folder was written here."""
+    return _attributes(path) is not None
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Arrays]]:
+    import zarr
+
+    attributes = _attributes(path) or {}
+    text = attributes[HEADER]
+    given = attributes.get(HEADER_CHECKSUM)
+    whole = given == zlib.crc32(text.encode())
+    header = json.loads(text) if whole or given is None else {}
+    if header.get("format", 0) > FORMAT:
+        raise ValueError(f"{path} was written by a newer ogradient (format {header['format']}); update to read it.")
+    if not whole and header.get("format") != 1:
+        raise ValueError(f"{path} is damaged: its header differs from what was saved. {DAMAGED}")
+    root = zarr.open_group(path, mode="r")
+    sums, names = header.get("arrays"), header.get("names", {})
+    groups: dict[str, Arrays] = {}
+    for group in sums or [name for name, _ in root.groups()]:
+        node: Any = root[group]
+        arrays = (
+            sums[group] if sums else {name: None for name, array in node.arrays() if not _is_coordinate(name, array)}
+        )
+        real = names.get(group, {})
+        groups[group] = {real.get(name, name): _array(path, group, name, node[name], arrays[name]) for name in arrays}
+    return header, groups
+
+
+def _array(path: Path, group: str, name: str, stored: Any, expected: dict[str, Any] | None) -> np.ndarray:
+    if expected is not None and _kind(stored) != {key: expected[key] for key in ("dtype", "shape")}:
+        raise ValueError(f"{path} is damaged: {group}/{name} has another shape or dtype than was saved. {DAMAGED}")
+    value = np.asarray(stored[...])
+    if expected is not None and checksum(value) != expected["crc32"]:
+        raise ValueError(
+            f"{path} is damaged: the numbers in {group}/{name} differ from those that were saved (checksum). {DAMAGED}"
+        )
+    return value
+
+
+def _kind(array: Any) -> dict[str, Any]:
+    return {"dtype": str(array.dtype), "shape": list(array.shape)}
+
+
+def _about(array: np.ndarray) -> dict[str, Any]:
+    return {**_kind(array), "crc32": checksum(array)}
+
+
+def _is_coordinate(name: str, array: Any) -> bool:
+    return list(array.metadata.dimension_names or ()) == [name]
+
+
+def _attributes(path: Path) -> dict[str, Any] | None:
+    try:
+        attributes = json.loads((path / "zarr.json").read_text("utf-8"))["attributes"]
+        return attributes if isinstance(attributes[HEADER], str) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
+
+
+def _foreign(path: Path) -> str | None:
+    """A file in the folder that was not written here, if there is one."""
+    try:
+        header = json.loads((_attributes(path) or {})[HEADER])
+        known = {group: {*header["arrays"][group], *header["coordinates"][group]} for group in header["arrays"]}
+    except (KeyError, TypeError, ValueError):  # of format 1, or damaged: then by the pattern alone
+        known = None
+    for place, _, files in os.walk(path):
+        for name in files:
+            file = (Path(place) / name).relative_to(path).as_posix()
+            match = OWN_FILES.fullmatch(file)
+            array = match and match["array"]
+            if match is None or (array and known is not None and array not in known.get(match["group"], ())):
+                return file
+    return None

@@ -1,0 +1,51 @@
+"""Ctrl-C that comes at a bad moment waits for a good one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Interrupts:
+    """Inside `with Interrupts() as interrupts:` Ctrl-C is held back; inside `interrupts.allowed()` the first one raises.
+
+    After that one, further ones are held back again, so that no `except` or `finally` is broken off. `waiting` counts those
+    that raised nothing yet. Signal handlers belong to the main thread: in others, and where a program has a handler of its
+    own, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self.waiting, self._open, self._ours = 0, False, False
+
+    def __enter__(self) -> Interrupts:
+        main = threading.current_thread() is threading.main_thread()
+        self._ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._ours:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Where Ctrl-C raises KeyboardInterrupt, at once if one is waiting."""
+        try:
+            self._open = True
+            self._raise()
+            yield
+        finally:
+            self._open = False
+
+    def _note(self, *_: Any) -> None:
+        self.waiting += 1
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._open and self.waiting:
+            self.waiting, self._open = self.waiting - 1, False
+            raise KeyboardInterrupt
