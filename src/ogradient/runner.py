@@ -21,6 +21,7 @@ from jax import Array, lax
 from ogradient._version import __version__
 from ogradient.checks import bring_inside, check_positions, check_start, land_starts, warn_if_separate
 from ogradient.choose import check_name, choose
+from ogradient.diagnostics.mixing import warn_if_unmixed
 from ogradient.feed import BatchError, Feed, batch_fn_of
 from ogradient.posterior import describe_data, with_batch
 from ogradient.problem import Position, Problem
@@ -107,6 +108,8 @@ def sample(
         thinning = resume.provenance["thinning"]
 
     run = _Run(problem, chosen, key, num_warmup, thinning, states, done)
+    # Whether the settings were found here, so that no one blames the user for them.
+    run.tuned = resume.provenance.get("tuned", False) if resume else algorithm is None or isinstance(algorithm, str)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
     started = time.perf_counter()
     try:
@@ -117,7 +120,8 @@ def sample(
     trace = _deliver(trace, run, interrupted, throw)
     if component_fn is not None:
         trace.sample_stats["component"] = np.asarray(trace.apply(component_fn))
-    warn_if_separate(trace)
+    if not warn_if_separate(trace) and not trace.ensemble:
+        warn_if_unmixed(trace.variables, problem, trace.position)
     return trace
 
 
@@ -143,6 +147,7 @@ class _Run:
         self.states = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states) if lonely else states
         self.feed = None if batch_fn_of(problem) is None else Feed(problem)
         self.failure: BatchError | None = None
+        self.tuned = False
         self.rows: list[Any] = []
         self.counts = np.zeros((self.num_chains, len(Status)), np.int64)
 
@@ -228,6 +233,7 @@ class _Run:
         provenance = {
             "algorithm": name,
             "settings": plain_settings(self.algorithm),
+            "tuned": self.tuned,
             "ensemble": is_ensemble(self.algorithm.step),
             "seed": int(seed) if isinstance(seed, int | np.integer) else None,
             "key": np.asarray(jax.random.key_data(self.key)).tolist(),

@@ -21,7 +21,7 @@ ORDER = [
     {"samplers", "diagnostics"},
     {"trace", "tuning"},
     {"checks"},
-    {"choose"},
+    {"choose", "findings"},
     {"runner", "diagnose"},
     {"plots", "problems", "datasets", "evaluation"},
     {"experiments"},
