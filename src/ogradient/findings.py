@@ -6,14 +6,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ogradient.diagnostics.mixing import FEWEST, Screen, fixed_scalars, scalar_name, worst_mixing
+from ogradient.diagnostics.mixing import FEWEST, RHAT_BAD, RHAT_LIMIT, Screen, fixed_scalars, scalar_name, worst_mixing
 from ogradient.problem import Problem
 from ogradient.status import Status
 from ogradient.trace import Trace
 
 Level = Literal["fine", "doubtful", "bad", "unknown"]
 
-RHAT_LIMIT = 1.01
 ESS_LIMIT = 400
 MANY_REFUSED = 0.5  # of all moves, by a solver or the check of reversibility
 STUCK = 0.02  # a chain that moves in fewer of its draws, or in fewer than a twentieth of what others do, is stuck
@@ -96,7 +95,9 @@ def mixing_findings(trace: Trace, seen: Screen | None, problem: Problem | None) 
     if mixing is None:
         few = f"needs at least {FEWEST} draws per chain that move; there are {trace.num_draws}."
         return Finding("R-hat", "doubtful", few), Finding("ESS", "doubtful", few)
-    mixed, many = mixing.rhat < RHAT_LIMIT, mixing.ess > ESS_LIMIT
+    many = mixing.ess > ESS_LIMIT
+    mixed = mixing.rhat < RHAT_LIMIT or (mixing.by_chance and many)
+    close = "." if mixing.rhat < RHAT_LIMIT else ", no more than chains of this length differ by chance."
     name = lambda index: scalar_name(trace.variables, int(index))
     held = np.flatnonzero(fixed)
     note = (
@@ -112,9 +113,9 @@ def mixing_findings(trace: Trace, seen: Screen | None, problem: Problem | None) 
     return (
         Finding(
             "R-hat",
-            "fine" if mixed else "bad" if mixing.rhat > 1.1 else "doubtful",
+            "fine" if mixed else "bad" if mixing.rhat > RHAT_BAD else "doubtful",
             f"largest {mixing.rhat:.3f} (of {name(mixing.rhat_of)})"
-            + ("." if mixed else "; the chains disagree: run longer.")
+            + (close if mixed else "; the chains disagree: run longer.")
             + note,
         ),
         Finding(

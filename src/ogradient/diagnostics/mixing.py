@@ -23,7 +23,7 @@ STRETCHES = 20  # per chain
 WORST = 25  # scalars by each of R-hat and ESS that ArviZ is asked about
 FEWEST = 4  # draws per chain: ArviZ splits chains in halves
 ROUNDINGS = 64  # a spread of so many roundings of the numbers themselves is none
-RHAT_WARNS, ESS_WARNS = 1.05, 100
+RHAT_LIMIT, RHAT_BAD, RHAT_WARNS, ESS_WARNS = 1.01, 1.1, 1.05, 100
 FIXED_DRAWS = 64  # at which the constraint is asked what it fixes
 FIXED = 1e-3  # of a unit step along a coordinate is left by the tangent projection of one that is fixed
 FIXED_ROUNDINGS = 1000  # of the largest coordinate: the spread that solvers leave to one that is fixed
@@ -52,6 +52,7 @@ class Mixing(NamedTuple):
     rhat_of: int
     ess: float
     ess_of: int
+    by_chance: bool  # R-hat is no larger than what chains of this length and correlation time differ by
 
 
 def screen(variables: Mapping[str, np.ndarray]) -> Screen:
@@ -115,15 +116,43 @@ def worst_mixing(
     ends = np.cumsum([value.shape[2] for value in flat])
     axes = {"chain_axis": 0, "draw_axis": 1}
     rhats, sizes = np.full(chosen.size, np.nan), np.full(chosen.size, np.nan)
-    for i, scalar in enumerate(chosen):
-        leaf = int(np.searchsorted(ends, scalar, side="right"))
-        draws = np.asarray(flat[leaf][..., scalar - ends[leaf]], np.float64)  # counted from the end of its leaf
+
+    def scalar(index: int) -> np.ndarray:
+        leaf = int(np.searchsorted(ends, index, side="right"))
+        return np.asarray(flat[leaf][..., index - ends[leaf]], np.float64)  # counted from the end of its leaf
+
+    for i, index in enumerate(chosen):
+        draws = scalar(int(index))
         rhats[i] = array_stats.rhat(draws, **axes, method="rank")
         sizes[i] = array_stats.ess(draws, **axes, method="bulk")
     if not np.isfinite(rhats).any():
         return None
     high, low = int(np.nanargmax(rhats)), int(np.nanargmin(sizes))
-    return Mixing(float(rhats[high]), int(chosen[high]), float(sizes[low]), int(chosen[low]))
+    doubtful = [scalar(int(i)) for i in chosen[rhats > RHAT_LIMIT]]
+    by_chance = rhats[high] <= RHAT_BAD and all(_differ_by_chance(draws) for draws in doubtful)
+    return Mixing(float(rhats[high]), int(chosen[high]), float(sizes[low]), int(chosen[low]), by_chance)
+
+
+def _differ_by_chance(draws: np.ndarray) -> bool:
+    """Whether the halves of chains (chain, draw) differ no more than stretches within them say they should.
+
+    R-hat of chains that agree is about 1 + chains/ESS: with many chains it passes 1.01 though the ESS is large enough. The means
+    of halves should vary by the variance of the means of their ten stretches, over ten. Ranks, of x and of |x − median|.
+    """
+    chains, n = draws.shape
+    length = n // STRETCHES
+    if length < 2:
+        return False
+    limit = 1.5 + 4 * np.sqrt(2 / (2 * chains - 1))
+    for values in (draws, np.abs(draws - np.median(draws))):
+        ranks = np.empty(draws.size)
+        ranks[np.argsort(values, axis=None)] = np.arange(draws.size)
+        stretches = ranks.reshape(chains, n)[:, n - STRETCHES * length :].reshape(2 * chains, STRETCHES // 2, length)
+        means = stretches.mean(axis=2)
+        expected = means.var(axis=1, ddof=1).mean() / (STRETCHES // 2)
+        if not means.mean(axis=1).var(ddof=1) <= limit * expected:
+            return False
+    return True
 
 
 def fixed_scalars(problem: Problem | None, position: Position, seen: Screen) -> np.ndarray:
@@ -182,7 +211,7 @@ def warn_if_unmixed(variables: Mapping[str, np.ndarray], problem: Problem | None
     if not moves.any() or (seen.rhat[moves].max() < 1.02 and seen.ess[moves].min() > 4 * ESS_WARNS):
         return
     mixing = worst_mixing(variables, seen, fixed_scalars(problem, position, seen), most=5)
-    if mixing is None or (mixing.rhat <= RHAT_WARNS and mixing.ess >= ESS_WARNS):
+    if mixing is None or ((mixing.rhat <= RHAT_WARNS or mixing.by_chance) and mixing.ess >= ESS_WARNS):
         return
     warn(
         f"the chains have not mixed: R-hat {mixing.rhat:.3g} of {scalar_name(variables, mixing.rhat_of)} (1.05 at most), ESS "
