@@ -12,16 +12,17 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 import warnings
 from collections import defaultdict
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CHAINS, DRAWS, SEEDS = 32, 1000, 3
 TRIALS = 20  # of every wrong kind
+BATCH = 4  # cases per process
 MEASURES = ("cubic", "ellipse", "torus_b", "quadratic_poly")  # on which the two measures differ
 WITH_EQUALITY = (
     "cubic",
@@ -55,7 +56,6 @@ def names() -> list[str]:
 def run(case: str) -> dict:
     """One verdict."""
     started = time.perf_counter()
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
     import jax
 
     import ogradient as og
@@ -310,16 +310,15 @@ def _ignored(seed, name):
 
         problem = og.Problem(lambda x: -0.5 * (x[0] ** 2 + (x[1] / 100) ** 2), lambda x: x[0])
         draws = jax.random.normal(jax.random.key(seed), (CHAINS, DRAWS, 2)) * jnp.array([[[1.0, 100.0]]])
-        starts, step = draws[:, 0], 0.1
+        trace = as_trace(problem, draws)
     else:
         known = known_of(pick(("cubic", "affine_gaussian", "von_mises_fisher", "bingham"), seed))
         inner = known.problem
-        flat = og.Problem(
-            lambda x: inner.logdensity_fn(x) - 0.5 * (x @ x), inner.equality
-        )  # so that it has a law without g
-        problem, starts, step = flat, starts_of(known, seed), 0.05
-    settings = {"algorithm": og.langevin(problem, step), "num_samples": DRAWS, "thinning": 20, "progress": False}
-    trace = og.sample(seed, problem, starts, **settings)
+        # A prior, so that it has a law without g.
+        problem = og.Problem(lambda x: inner.logdensity_fn(x) - 0.5 * (x @ x), inner.equality)
+        algorithm = og.langevin(problem, 0.05)
+        settings = {"algorithm": algorithm, "num_samples": DRAWS, "thinning": 20, "progress": False}
+        trace = og.sample(seed, problem, starts_of(known, seed), **settings)
     trace.provenance["algorithm"] = name
     return trace, problem
 
@@ -499,7 +498,12 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--cases", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.cases:
+        for case in arguments.cases:
+            print(json.dumps(attempt(case), ensure_ascii=False), flush=True)
+        return
     if arguments.table:
         print(table(arguments.out))
         return
@@ -511,26 +515,33 @@ def main() -> None:
         print("\n".join(cases))
         return
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = "1"
-    pool = ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn"), max_tasks_per_child=6)
-    with pool, arguments.out.open("a", encoding="utf-8") as file:
-        futures = {pool.submit(run, case): case for case in cases}
-        for number, future in enumerate(as_completed(futures), 1):
-            case = futures[future]
-            try:
-                row = future.result()
-            except Exception as error:  # a case that breaks is a row of its own
-                row = {"case": case, "ok": False, "error": f"{type(error).__name__}: {error}"}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    batches = [cases[i : i + BATCH] for i in range(0, len(cases), BATCH)]
+    with ThreadPoolExecutor(arguments.jobs) as pool, arguments.out.open("a", encoding="utf-8") as file:
+        for batch in batches:
+            pool.submit(elsewhere, batch, file)
+
+
+def elsewhere(cases: list[str], file) -> None:
+    """A few cases in a process of their own, on one core; every row is written as it comes."""
+    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    environment = os.environ | {"XLA_FLAGS": flags, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--cases", *cases]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment) as process:
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            file.write(line)
             file.flush()
+            row = json.loads(line)
             bad = {s: t for s, (level, t) in row.get("findings", {}).items() if level in ("bad", "doubtful")}
-            print(
-                f"{number}/{len(cases)} {case}: {'fine' if row['ok'] else bad or row.get('error')}",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"{row['case']}: {'fine' if row['ok'] else bad or row['error']}", file=sys.stderr, flush=True)
+
+
+def attempt(case: str) -> dict:
+    try:
+        return run(case)
+    except Exception as error:  # a case that breaks is a row of its own
+        return {"case": case, "ok": False, "error": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def distance_to_set(problem: Problem, draws: Position) -> Distance:
     far = np.where(off > ROUNDINGS * rounding, off, 0.0)[chosen]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(far > 0, far / bend, 0.0)
-    nine = lambda values: np.quantile(values, 0.9, axis=0)
+    nine = lambda values: np.quantile(values, 0.9, axis=0, method="higher")  # which leaves infinities alone
     return Distance(value, share, nine(off), np.sqrt(np.mean(bend**2, axis=0)), nine(ratio))
 
 

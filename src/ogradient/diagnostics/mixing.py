@@ -21,11 +21,13 @@ from ogradient.stein import over_particles
 
 STRETCHES = 20  # per chain
 WORST = 25  # scalars by each of R-hat and ESS that ArviZ is asked about
+PIECES = 8  # per chain, longer, so that each has several correlation times
+OUTLIER = 5  # standard errors of a chain's mean
 FEWEST = 4  # draws per chain: ArviZ splits chains in halves
 ROUNDINGS = 64  # a spread of so many roundings of the numbers themselves is none
 RHAT_LIMIT, RHAT_BAD, RHAT_WARNS, ESS_WARNS = 1.01, 1.1, 1.05, 100
 FIXED_DRAWS = 64  # at which the constraint is asked what it fixes
-FIXED = 1e-3  # of a unit step along a coordinate is left by the tangent projection of one that is fixed
+FIXED = 1e-2  # of a unit step along a coordinate is left by the tangent projection of one that is fixed
 FIXED_ROUNDINGS = 1000  # of the largest coordinate: the spread that solvers leave to one that is fixed
 
 
@@ -134,23 +136,26 @@ def worst_mixing(
 
 
 def _differ_by_chance(draws: np.ndarray) -> bool:
-    """Whether the halves of chains (chain, draw) differ no more than stretches within them say they should.
+    """Whether the halves of chains (chain, draw) differ no more than pieces within them say they should.
 
     R-hat of chains that agree is about 1 + chains/ESS: with many chains it passes 1.01 though the ESS is large enough. The means
-    of halves should vary by the variance of the means of their ten stretches, over ten. Ranks, of x and of |x − median|.
+    of halves should vary by the variance of the means of their four pieces, over four, and no chain be five standard errors from
+    the others. Ranks, of x and of |x − median|.
     """
     chains, n = draws.shape
-    length = n // STRETCHES
+    length = n // PIECES
     if length < 2:
         return False
     limit = 1.5 + 4 * np.sqrt(2 / (2 * chains - 1))
     for values in (draws, np.abs(draws - np.median(draws))):
         ranks = np.empty(draws.size)
         ranks[np.argsort(values, axis=None)] = np.arange(draws.size)
-        stretches = ranks.reshape(chains, n)[:, n - STRETCHES * length :].reshape(2 * chains, STRETCHES // 2, length)
-        means = stretches.mean(axis=2)
-        expected = means.var(axis=1, ddof=1).mean() / (STRETCHES // 2)
-        if not means.mean(axis=1).var(ddof=1) <= limit * expected:
+        pieces = ranks.reshape(chains, n)[:, n - PIECES * length :].reshape(2 * chains, PIECES // 2, length)
+        means = pieces.mean(axis=2)
+        expected = means.var(axis=1, ddof=1).mean() / (PIECES // 2)
+        whole = means.reshape(chains, PIECES).mean(axis=1)
+        furthest = np.abs(whole - np.median(whole)).max()
+        if not (means.mean(axis=1).var(ddof=1) <= limit * expected and furthest <= OUTLIER * np.sqrt(expected / 2)):
             return False
     return True
 
