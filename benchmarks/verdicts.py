@@ -516,9 +516,9 @@ def main() -> None:
         return
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     batches = [cases[i : i + BATCH] for i in range(0, len(cases), BATCH)]
-    with ThreadPoolExecutor(arguments.jobs) as pool, arguments.out.open("a", encoding="utf-8") as file:
-        for batch in batches:
-            pool.submit(elsewhere, batch, file)
+    with arguments.out.open("a", encoding="utf-8") as file, ThreadPoolExecutor(arguments.jobs) as pool:
+        for done in [pool.submit(elsewhere, batch, file) for batch in batches]:
+            done.result()
 
 
 def elsewhere(cases: list[str], file) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from ogradient._version import __version__
 from ogradient.experiments import EXPERIMENTS
 from ogradient.problems import PROBLEMS
 from ogradient.samplers import SAMPLERS
-from ogradient.status import SamplingError
+from ogradient.status import ConvergenceWarning, SamplingError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Sampling under hard constraints."
@@ -310,6 +311,9 @@ def _finish(title: str, rows: Sequence[Mapping[str, Any]], figure: Path) -> None
 
 def main() -> None:
     """Entry point of the `ogradient` command."""
+    warnings.simplefilter(
+        "ignore", ConvergenceWarning
+    )  # experiments look at short runs, and report R-hat where it matters
     try:
         app()
     except SamplingError as error:
