@@ -342,7 +342,7 @@ def wide(seed):
     return exact_run(hot, starts_of(known, seed), seed), inner
 
 
-def _bingham_weights(seed, *, per_chain):
+def _bingham_weights(seed):
     """Weights 0.7 and 0.3 of two opposite modes, which should be equal."""
     import jax
     import jax.numpy as jnp
@@ -351,13 +351,32 @@ def _bingham_weights(seed, *, per_chain):
     known = known_of("bingham")
     draws = np.array(known.exact(jax.random.key(seed), CHAINS * DRAWS).reshape(CHAINS, DRAWS, 3))
     rng = np.random.default_rng(seed)
-    sign = np.where(rng.random((CHAINS, 1 if per_chain else DRAWS)) < 0.7, 1, -1)
+    sign = np.where(rng.random((CHAINS, DRAWS)) < 0.7, 1, -1)
     draws[..., 2] = np.abs(draws[..., 2]) * sign
     return as_trace(known.problem, jnp.asarray(draws)), known.problem
 
 
+def joined_modes(seed):
+    """Two opposite modes between which the density falls to e⁻⁵ and e⁻³ of its height."""
+    return _bingham_weights(seed)
+
+
 def near_modes(seed):
-    return _bingham_weights(seed, per_chain=False)
+    """A circle with log π = ½ cos 2θ: between its two modes the density falls to e⁻¹ of its height."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    import ogradient as og
+
+    problem = og.Problem(lambda x: 0.5 * (x[0] ** 2 - x[1] ** 2), lambda x: jnp.sum(x**2) - 1)
+    rng = np.random.default_rng(seed)
+    angle = 2 * np.pi * rng.random(8 * CHAINS * DRAWS)
+    angle = angle[rng.random(angle.size) < np.exp(0.5 * np.cos(2 * angle) - 0.5)][: CHAINS * DRAWS].reshape(
+        CHAINS, DRAWS
+    )
+    side = np.where(rng.random((CHAINS, DRAWS)) < 0.7, 1, -1)
+    draws = np.stack([side * np.abs(np.cos(angle)), np.sin(angle)], axis=-1)
+    return as_trace(problem, jnp.asarray(draws, jnp.float32)), problem
 
 
 def far_modes(seed):
@@ -452,12 +471,13 @@ WRONG = {
     "unconverged particles": particles_early,
     "a jump in log π, O-Langevin": jump,
     "half of a connected set": half_a_set,
-    "wrong weights, modes that touch": near_modes,
+    "wrong weights, modes that overlap": near_modes,
+    "wrong weights, modes hardly joined": joined_modes,
     "wrong weights, far apart, a chain in each": far_modes_by_chain,
     "wrong weights, far apart, chains in both": far_modes,
     "missed component": missed_component,
 }
-UNSEEN = ("wrong weights, far apart, chains in both", "missed component")
+UNSEEN = ("wrong weights, modes hardly joined", "wrong weights, far apart, chains in both", "missed component")
 
 
 def table(path: Path) -> str:

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ogradient.diagnostics import orthogonal_ksd
-from ogradient.diagnostics.distance import distance_to_set
+from ogradient.diagnostics.distance import Distance, distance_to_set
 from ogradient.diagnostics.jumps import largest_jump
 from ogradient.diagnostics.mixing import Screen, screen
 from ogradient.findings import Finding, Level, mixing_findings, movement_finding, percent, status_finding
-from ogradient.geometry import frame_at
 from ogradient.problem import Position, Problem
 from ogradient.stein import over_particles
 from ogradient.trace import Trace
@@ -76,9 +75,10 @@ def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
     whole = None if streamed else problem  # has all the data to judge by
     findings = [status_finding(trace)]
     if "equality" in trace.sample_stats:
-        findings.append(_constraint(trace, whole, streamed=streamed))
-        if whole is not None:
-            findings.append(_gradients(trace, whole))
+        distance = None if whole is None else distance_to_set(whole, _subsample(_last(trace), KSD_DRAWS))
+        findings.append(_constraint(trace, whole, distance, streamed=streamed))
+        if distance is not None:
+            findings.append(_gradients(trace, distance))
     if "inequality" in trace.sample_stats:
         findings.append(_feasibility(trace, whole, streamed=streamed))
     seen = None if trace.ensemble else screen(trace.variables)
@@ -98,7 +98,7 @@ def _last(trace: Trace) -> Position:
     return jax.tree.map(lambda leaf: leaf[:, -1].reshape((-1, *leaf.shape[3:])), trace.position)
 
 
-def _constraint(trace: Trace, problem: Problem | None, *, streamed: bool) -> Finding:
+def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None, *, streamed: bool) -> Finding:
     values = trace.sample_stats["equality"]
     if trace.provenance["algorithm"] == "control_langevin":
         mean, largest = np.abs(values[:, -1].mean(axis=1)).max(), np.abs(values[:, -1]).max()
@@ -106,10 +106,9 @@ def _constraint(trace: Trace, problem: Problem | None, *, streamed: bool) -> Fin
         return Finding("constraint", "unknown", text)
     values = np.abs(values[:, -1] if trace.ensemble else values)
     numbers = f"mean |g| {values.mean():.2g}, max |g| {values.max():.2g}"
-    if problem is None:
+    if problem is None or distance is None:
         text = STREAMED if streamed else "; pass the problem to have that put into units of the draws."
         return Finding("constraint", "unknown", numbers + text)
-    distance = distance_to_set(problem, _subsample(_last(trace), KSD_DRAWS))
     noisy = problem.source is not None and problem.source.model.noisy_constraint
     if noisy:  # what the trace has is of the rows that a step saw
         g = np.abs(distance.value)
@@ -131,14 +130,9 @@ def _constraint(trace: Trace, problem: Problem | None, *, streamed: bool) -> Fin
     return Finding("constraint", level, f"{numbers}; {where}.{advice}")
 
 
-def _gradients(trace: Trace, problem: Problem) -> Finding:
+def _gradients(trace: Trace, distance: Distance) -> Finding:
     """A gradient that nearly vanishes at some draws marks a singular point of the set, a vertex or a crossing."""
-
-    def norms(problem: Problem, position: Position) -> jax.Array:
-        x, _, constraint, _ = problem.flatten(position)
-        return jnp.linalg.norm(frame_at(constraint, x).jacobian, axis=1)
-
-    values = np.asarray(_over(norms, problem, _subsample(_last(trace), KSD_DRAWS)))
+    values = distance.norms
     share = values.min(axis=0) / np.maximum(np.median(values, axis=0), np.finfo(values.dtype).tiny)
     row = int(np.argmin(share))
     if share[row] > VANISHING:

@@ -28,6 +28,7 @@ class Distance(NamedTuple):
     """Lengths per draw and row of g, and the values of g."""
 
     value: np.ndarray  # g, (n, m)
+    norms: np.ndarray  # ‖∇g_k‖, (n, m)
     share: float  # nine in ten draws are within this share of the spread of all coordinates
     off: np.ndarray  # (m,): |g_k|/‖∇g_k‖ of nine in ten draws
     bend: np.ndarray  # (m,): how far the set leaves its own tangent plane among the draws, along ∇g_k
@@ -36,16 +37,16 @@ class Distance(NamedTuple):
 
 def distance_to_set(problem: Problem, draws: Position) -> Distance:
     """Distances of draws (n, ...) from the set, against their spread and against the bend of the set."""
-    x, value, off, whole, rounding = (np.asarray(part, np.float64) for part in _distances(problem, draws))
+    x, value, norms, off, whole, rounding = (np.asarray(part, np.float64) for part in _distances(problem, draws))
     spread = np.sqrt(x.var(axis=0).sum())
     share = float(np.quantile(whole, 0.9) / spread) if spread > 0 else np.inf
     chosen = np.linspace(0, len(x) - 1, min(BENT, len(x))).astype(int)
-    bend = np.asarray(_bends(problem, jax.tree.map(lambda leaf: jnp.asarray(leaf)[chosen], draws)), np.float64)
+    bend = np.asarray(_bends(problem, jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], draws)), np.float64)
     far = np.where(off > ROUNDINGS * rounding, off, 0.0)[chosen]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(far > 0, far / bend, 0.0)
     nine = lambda values: np.quantile(values, 0.9, axis=0, method="higher")  # which leaves infinities alone
-    return Distance(value, share, nine(off), np.sqrt(np.mean(bend**2, axis=0)), nine(ratio))
+    return Distance(value, norms, share, nine(off), np.sqrt(np.mean(bend**2, axis=0)), nine(ratio))
 
 
 @jax.jit
@@ -57,7 +58,8 @@ def _distances(problem: Problem, draws: Position) -> tuple[Array, ...]:
         safe = jnp.where(norms > 0, norms, 1.0)
         rounding = jnp.finfo(x.dtype).eps * (jnp.abs(frame.jacobian) @ jnp.abs(x)) / safe
         rounding = jnp.maximum(rounding, jnp.finfo(x.dtype).eps * jnp.max(jnp.abs(x)))
-        return x, frame.value, jnp.abs(frame.value) / safe, jnp.linalg.norm(landing(frame, alpha=1.0)), rounding
+        whole = jnp.linalg.norm(landing(frame, alpha=1.0))
+        return x, frame.value, norms, jnp.abs(frame.value) / safe, whole, rounding
 
     return over_particles(one, jax.tree.map(jnp.asarray, draws), problem.draws_together)
 
@@ -74,7 +76,7 @@ def _bends(problem: Problem, draws: Position) -> Array:
         norms = jnp.linalg.norm(jacobian, axis=1, keepdims=True)
         return x, jacobian / jnp.where(norms > 0, norms, 1.0)
 
-    y, normals = over_particles(one, draws, problem.draws_together)
+    y, normals = over_particles(one, jax.tree.map(jnp.asarray, draws), problem.draws_together)
 
     def bend(argument: tuple[Array, Array]) -> Array:
         here, rows = argument

@@ -43,7 +43,7 @@ def largest_jump(problem: Problem, draws: Position) -> float:
     if chosen.size == 0:
         return 0.0
     chosen = np.resize(chosen, SEGMENTS)  # one compilation whatever their number
-    take = lambda index: jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], draws)
+    take = lambda index: jax.tree.map(lambda leaf: np.asarray(leaf)[index], draws)
     heights = np.asarray(_halve(problem, take(i[chosen]), take(j[chosen])), np.float64)
     return float(heights.max())
 
@@ -86,4 +86,4 @@ def _halve(problem: Problem, starts: Position, ends: Position) -> Array:
         inside = jnp.all(problem.inequality_fn(unravel(a[0])) <= 0)
         return jnp.where((height > least) & near & inside, height, 0.0)
 
-    return over_particles(one, (starts, ends), problem.draws_together)
+    return over_particles(one, jax.tree.map(jnp.asarray, (starts, ends)), problem.draws_together)

@@ -96,25 +96,23 @@ def orthogonal_ksd(
         raise ValueError(
             "more than half of the draws coincide, so the median bandwidth is 0; give one: og.rbf(bandwidth=1.0)."
         )
-    share = jnp.ones(n, x.dtype)
+    weight = None
     if problem.inequality is not None:
-        share, gradient = _boundary(problem, draws, frames, h, min(block_size, n))
-        drift = share[:, None] * drift + gradient
+        weight = _boundary(problem, draws, frames, h, min(block_size, n))
     kernels: tuple[RKHSKernel, ...] = (kernel,)
-    bandwidths = [h]
+    bandwidths = [float(h)]
     if rkhs_kernel is None:
-        kernels, bandwidths = (kernel, imq(), imq()), [h, *(h * (float(np.log(n)) * wide) for wide in WIDE)]
-    count = int(labels.max()) + 1
-    group_signs = _wild_signs(jax.random.key(seed), count, max(num_bootstrap, 1), flip_probability, x.dtype)
-    signs, centred, normals = group_signs[labels], _centred(x), frames.root @ frames.jacobian
-    arrays = (jnp.stack(bandwidths), centred, drift, normals, share, labels, signs)
-    totals, diagonals, squares, resampled = (
+        kernels, bandwidths = (kernel, imq(), imq()), [float(h), *(float(h) * np.log(n) * wide for wide in WIDE)]
+    count, replications = int(labels.max()) + 1, max(num_bootstrap, 1)
+    signs = _wild_signs(jax.random.key(seed), count, replications, flip_probability, x.dtype)
+    arrays = (np.array(bandwidths, x.dtype), x, drift, frames, weight, labels, signs)
+    totals, diagonals, squares, resampled, features = (
         np.asarray(part, np.float64) for part in _rows(kernels, *arrays, block_size=min(block_size, n))
     )
     observed = list(totals.sum(axis=0))
-    replicated = list((resampled * np.asarray(signs, np.float64)[:, None]).sum(axis=0))
+    replicated = list(resampled.sum(axis=0))
     if rkhs_kernel is None:
-        total, again = _scale(drift, share, centred, normals, labels, np.asarray(group_signs, np.float64))
+        total, again = _scale(features, labels, np.asarray(signs, np.float64))
         observed, replicated = [*observed, total], [*replicated, again]
     pairs = n**2 - int((np.bincount(labels) ** 2).sum())
     error = np.sqrt(2 * squares[:, 0].sum()) if groups is None else replicated[0].std()
@@ -134,16 +132,13 @@ def _p_value(observed: np.ndarray, replicated: np.ndarray) -> float:
     return float((1 + np.sum(shown >= seen)) / (1 + shown.size))
 
 
-def _scale(
-    drift: Array, share: Array, centred: Array, normals: Array, labels: np.ndarray, signs: np.ndarray
-) -> tuple[float, np.ndarray]:
+def _scale(features: np.ndarray, labels: np.ndarray, signs: np.ndarray) -> tuple[float, np.ndarray]:
     """Σ K_ij and its replications for φ_k(x) = b (x_k − c_k) e_k: K_ij = f_i·f_j, f_k = (b a + D∇b)_k (x_k − c_k) + b D_kk.
 
     Without constraints E f_k = 0 says E[x_k ∂_k log π] = −1, whatever the unit of x_k: a wrong spread shows here first.
     """
-    features = drift * centred + share[:, None] * (1 - jnp.sum(normals**2, axis=1))
-    sums = np.zeros((int(labels.max()) + 1, centred.shape[1]))
-    np.add.at(sums, labels, np.asarray(features, np.float64))
+    sums = np.zeros((len(signs), features.shape[1]))
+    np.add.at(sums, labels, features)
     gram = sums @ sums.T
     np.fill_diagonal(gram, 0.0)
     return float(gram.sum()), (signs * (gram @ signs)).sum(axis=0)
@@ -189,25 +184,27 @@ def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_
     return boundary_weight(lambda x: problem.inequality_fn(unravel(x)), frames, x, h, block_size)
 
 
-def _centred(x: Array) -> Array:
-    return x - jnp.mean(x, axis=0, keepdims=True)
-
-
 @partial(jax.jit, static_argnums=0, static_argnames="block_size")
 def _rows(
     kernels: tuple[RKHSKernel, ...],
     bandwidths: Array,
     x: Array,
     drift: Array,
-    normals: Array,
-    share: Array,
+    frames: Frame,
+    weight: tuple[Array, Array] | None,
     labels: Array,
     signs: Array,
     *,
     block_size: int,
 ) -> tuple[Array, ...]:
-    """Per draw i and kernel, over j of other groups: Σ K_ij, K_ii, Σ K_ij², and Σ K_ij W_j for every replication."""
+    """Per draw i and kernel, over j of other groups: Σ K_ij, K_ii, Σ K_ij², W_i Σ K_ij W_j per replication. And f of `_scale`."""
     n, d = x.shape
+    x = x - jnp.mean(x, axis=0, keepdims=True)
+    normals, signs = frames.root @ frames.jacobian, signs[labels]
+    share = jnp.ones(n, x.dtype)
+    if weight is not None:
+        share, gradient = weight
+        drift = share[:, None] * drift + gradient
     offsets = jnp.einsum("jmd,jd->jm", normals, x)
     along = jnp.sum(drift * x, axis=1)
     size = jnp.sum(normals**2, axis=(1, 2))
@@ -231,12 +228,13 @@ def _rows(
             k = kernel.profile(u, h)  # ∇_{x_j}k = −2κ' (x_i − x_j) = −∇_{x_i}k
             stein = k.value * product - 2 * k.first * gradients - 4 * k.second * both * quadratic
             others = jnp.where(independent, stein, 0.0)
-            return jnp.sum(others), stein[index], jnp.sum(others**2), others @ signs
+            return jnp.sum(others), stein[index], jnp.sum(others**2), signs[index] * (others @ signs)
 
         by_kernel = [sums(kernel, bandwidths[i]) for i, kernel in enumerate(kernels)]
         return tuple(jnp.stack(parts) for parts in zip(*by_kernel, strict=True))
 
-    return over_particles(row, (jnp.arange(n), x, drift, normals), block_size)
+    features = drift * x + share[:, None] * (1 - jnp.sum(normals**2, axis=1))
+    return *over_particles(row, (jnp.arange(n), x, drift, normals), block_size), features
 
 
 def _wild_signs(key: Array, n: int, replications: int, flip_probability: float, dtype: Any) -> Array:

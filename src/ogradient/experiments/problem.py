@@ -146,7 +146,7 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
         error = np.nan if trace.ensemble else float(means.std(ddof=1) / np.sqrt(len(means)))
         moments[name] = (float(means.mean()), error, moment.value, float(exact_values[name].std()))
     table = None if trace.ensemble else trace.summary(digits=None, limit=50)
-    ksd = orthogonal_ksd(known.problem, draws, groups=None if trace.ensemble else chain)
+    ksd = orthogonal_ksd(known.problem, draws, groups=chain if not trace.ensemble and trace.num_chains >= 20 else None)
     g, h = (trace.sample_stats.get(kind) for kind in ("equality", "inequality"))
     row = {
         "sampler": sampler,
