@@ -222,9 +222,11 @@ def _law(trace: Trace, problem: Problem | None, seen: Screen | None, *, jumps: b
         f" ({result.num_draws} draws{' of the last ensemble' if groups is None else f', {count} independent groups'})"
     )
     if result.p_value is not None and result.p_value < KSD_LEVEL:
-        return Finding(
-            subject, "bad", f"{numbers}: they are not spread as the law says. Run longer, or use a smaller step size."
+        exact = "is_accepted" in trace.sample_stats  # then no step size is to blame
+        remedy = (
+            "Run longer, and check the measure of the problem." if exact else "Run longer, or use a smaller step size."
         )
+        return Finding(subject, "bad", f"{numbers}: they are not spread as the law says. {remedy}")
     return Finding(subject, "fine", numbers + ".")
 
 

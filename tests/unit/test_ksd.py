@@ -138,16 +138,16 @@ def test_a_wrong_variance_is_seen_in_a_thousand_draws(dim, variance):
 
 
 def test_dependent_draws_in_many_dimensions_are_no_alarm():
-    """Correlation time 19, d = 200. Five runs at level 0.01: three alarms have probability 1e-5; without groups all five alarm."""
+    """Correlation time 19, d = 100. Three runs at level 0.01: two alarms have probability 3e-4. Without groups all alarm."""
     rng = np.random.default_rng(0)
     with_groups, without = [], []
-    for seed in range(5):
-        draws, groups = flat_gaussian(rng, 32, 300, 200, rho=0.9)[:, ::10], np.repeat(np.arange(32), 30)
+    for seed in range(3):
+        draws, groups = flat_gaussian(rng, 32, 200, 100, rho=0.9)[:, ::10], np.repeat(np.arange(32), 20)
         settings = {"num_bootstrap": 300, "seed": seed}
-        with_groups.append(og.orthogonal_ksd(FLAT, draws.reshape(-1, 200), groups=groups, **settings).p_value)
-        without.append(og.orthogonal_ksd(FLAT, draws.reshape(-1, 200), **settings).p_value)
-    assert sum(p < 0.01 for p in with_groups) < 3
-    assert sum(p < 0.01 for p in without) == 5
+        with_groups.append(og.orthogonal_ksd(FLAT, draws.reshape(-1, 100), groups=groups, **settings).p_value)
+        without.append(og.orthogonal_ksd(FLAT, draws.reshape(-1, 100), **settings).p_value)
+    assert sum(p < 0.01 for p in with_groups) < 2
+    assert max(without) < 0.01
 
 
 def test_single_precision_agrees():
