@@ -69,12 +69,14 @@ def _screen(x: np.ndarray) -> Screen:
     length = draws // stretches
     start = draws - stretches * length
     mean = x.mean(axis=(0, 1), dtype=np.float64)
-    size = np.maximum(x.max(axis=(0, 1)), -x.min(axis=(0, 1)))
-    # Means over stretches of y = x − mean and of y², and the mean of y⁴; a chain at a time, which stays in the cache.
+    highest, lowest = (np.asarray(end, np.float64) for end in (x.max(axis=(0, 1)), x.min(axis=(0, 1))))
+    size, scale = np.maximum(highest, -lowest), np.maximum(highest - mean, mean - lowest)
+    scale = np.where((scale > 0) & np.isfinite(scale), scale, 1.0)
+    # Means over stretches of y = (x − mean)/scale, |y| ≤ 1, and of y², and the mean of y⁴: a chain at a time stays in the cache.
     first, second = (np.empty((chains, stretches, dim)) for _ in range(2))
     fourth = np.zeros(dim)
     for c, chain in enumerate(x):
-        y = chain[start:] - mean.astype(x.dtype)
+        y = (chain[start:] - mean.astype(x.dtype)) / scale.astype(x.dtype)
         first[c] = y.reshape(stretches, length, dim).mean(axis=1)
         y *= y
         second[c] = y.reshape(stretches, length, dim).mean(axis=1)
@@ -86,7 +88,7 @@ def _screen(x: np.ndarray) -> Screen:
     rhat, ess = (np.stack(column) for column in zip(*looks, strict=True))
     within = np.sqrt(np.maximum(variance - (first.mean(axis=1) ** 2).mean(axis=0), 0))
     eps = np.full(dim, np.finfo(x.dtype).eps)
-    return Screen(np.sqrt(variance), within, np.asarray(size, np.float64), eps, rhat.max(axis=0), ess.min(axis=0))
+    return Screen(scale * np.sqrt(variance), scale * within, size, eps, rhat.max(axis=0), ess.min(axis=0))
 
 
 def _look(means: np.ndarray, variance: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
