@@ -119,8 +119,8 @@ def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None
     where = f"nine in ten draws are within {percent(share)} of their spread from the set"
     if bent >= NEAR:
         where += (
-            f"{', but' if share < 0.05 else ', and'} up to {distance.off[row]:.2g} along the normal of equality[{row}], while the "
-            f"set bends away from its tangent plane by {distance.bend[row]:.2g} only: they hardly obey it"
+            f"{', but' if share < 0.05 else ', and'} up to {distance.off[row]:.2g} along the normal of equality[{row}], while "
+            f"the set bends away from its tangent plane by {distance.bend[row]:.2g} only: they hardly obey it"
         )
     if trace.provenance["algorithm"] in IGNORANT:
         name = trace.provenance["algorithm"]
