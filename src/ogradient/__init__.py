@@ -41,13 +41,14 @@ from ogradient.samplers import (
     power_decay,
     svgd,
 )
-from ogradient.status import ConstraintWarning, SamplingError, Status
+from ogradient.status import ConstraintWarning, ConvergenceWarning, SamplingError, Status
 from ogradient.stein import imq, rbf
 from ogradient.trace import Trace, load
 
 __all__ = [
     "SAMPLERS",
     "ConstraintWarning",
+    "ConvergenceWarning",
     "Problem",
     "SamplingAlgorithm",
     "SamplingError",

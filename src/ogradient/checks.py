@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ogradient.diagnostics.mixing import fixed_scalars, screen
 from ogradient.geometry import frame_at, random_signs, row_lengths, steer, value_and_jacobian
 from ogradient.land import land
 from ogradient.problem import Position, Problem, as_positions, shapes_of
@@ -265,10 +266,11 @@ def bring_inside(problem: Problem, positions: Position, *, ensemble: bool = Fals
     return jax.tree.map(lambda new, old, like: pick(new, old).reshape(like.shape), landing.position, flat, positions)
 
 
-def warn_if_separate(trace: Trace) -> None:
+def warn_if_separate(trace: Trace) -> bool:
     """Warn when groups of chains never meet: parts of the set that no chain can cross between, or chains that do not mix.
 
     Two chains meet when the boxes around their draws overlap in every coordinate; by `component_fn`, when they share a label.
+    Coordinates that the constraint fixes are left out: they differ by roundings. True if it warned.
     """
     exact = (
         "is_accepted" in trace.sample_stats
@@ -279,7 +281,7 @@ def warn_if_separate(trace: Trace) -> None:
         or trace.num_draws < 100
         or not (exact or "component" in trace.sample_stats)
     ):
-        return
+        return False
     if "component" in trace.sample_stats:
         labels = trace.sample_stats["component"].reshape(trace.num_chains, -1).astype(np.float64)
         boxes = [np.stack([labels.min(axis=1), labels.max(axis=1)])[..., None]]
@@ -287,6 +289,24 @@ def warn_if_separate(trace: Trace) -> None:
         flat = [v.reshape(*v.shape[:2], -1)[..., :1000] for v in trace.variables.values()]
         boxes = [np.stack([v.min(axis=1), v.max(axis=1)]) for v in flat]
     low, high = np.concatenate(boxes, axis=2)[:, :200]  # two hundred chains are enough to see it
+    sizes = _group_sizes(low, high)
+    if len(sizes) > 1 and "component" not in trace.sample_stats:
+        seen = screen(trace.variables)
+        idle = seen.still | fixed_scalars(trace.problem, trace.position, seen)
+        ends = np.cumsum([int(np.prod(v.shape[2:])) for v in trace.variables.values()])
+        free = np.concatenate([~part[:1000] for part in np.split(idle, ends[:-1])])
+        sizes = _group_sizes(low[:, free], high[:, free])
+    if len(sizes) > 1:
+        warn(
+            f"the chains fall into {len(sizes)} groups that never meet (of {', '.join(map(str, sizes[:6]))} chains). Either the "
+            "set has separate parts, and then the share of each is that of the starts, not of the law; or the chains have not "
+            "mixed: run longer, or with a larger step size."
+        )
+    return len(sizes) > 1
+
+
+def _group_sizes(low: np.ndarray, high: np.ndarray) -> list[int]:
+    """How many chains are in each group of boxes (chain, d) that overlap, directly or through others; the largest first."""
     meet = np.all((low[:, None] <= high[None]) & (low[None] <= high[:, None]), axis=2)
     group = np.arange(len(meet))
     for _ in range(len(meet)):  # spread the smallest index through everyone who meets
@@ -294,14 +314,7 @@ def warn_if_separate(trace: Trace) -> None:
         if np.array_equal(spread, group):
             break
         group = spread
-    sizes = sorted(np.unique(group, return_counts=True)[1].tolist(), reverse=True)
-    if len(sizes) > 1:
-        warn(
-            f"the chains fall into {len(sizes)} groups that never meet (of {', '.join(map(str, sizes[:6]))} chains). Either the "
-            "set has separate parts, and then the share of each is that of the starts, not of the law; or the chains have not "
-            "mixed: "
-            "run longer, or with a larger step size."
-        )
+    return sorted(np.unique(group, return_counts=True)[1].tolist(), reverse=True)
 
 
 def _check_particles(positions: Position, settings: dict[str, Any]) -> None:

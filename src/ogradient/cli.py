@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from ogradient._version import __version__
 from ogradient.experiments import EXPERIMENTS
 from ogradient.problems import PROBLEMS
 from ogradient.samplers import SAMPLERS
-from ogradient.status import SamplingError
+from ogradient.status import ConvergenceWarning, SamplingError
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Sampling under hard constraints."
@@ -326,6 +327,9 @@ def _finish(title: str, rows: Sequence[Mapping[str, Any]], figure: Path) -> None
 
 def main() -> None:
     """Entry point of the `ogradient` command."""
+    warnings.simplefilter(
+        "ignore", ConvergenceWarning
+    )  # experiments look at short runs, and report R-hat where it matters
     try:
         app()
     except SamplingError as error:

@@ -24,6 +24,7 @@ from ogradient.checks import bring_inside, check_positions, check_start, land_st
 from ogradient.choose import check_name, choose
 from ogradient.chunk import MOST_STEPS, rows_before, run_chunk, step_and_observe, steps_to_row_end
 from ogradient.components import check_component, label_components
+from ogradient.diagnostics.mixing import warn_if_unmixed
 from ogradient.feed import BatchError, Feed, batch_fn_of
 from ogradient.interrupts import Interrupts
 from ogradient.keys import as_key, split_step
@@ -109,6 +110,8 @@ def sample(
         check_component(component_fn, states.position, is_ensemble(chosen.step))
 
     run = _Run(problem, chosen, seed, key, num_warmup, thinning, states, done)
+    # Whether the settings were found here, so that no one blames the user for them.
+    run.tuned = resume.provenance.get("tuned", False) if resume else algorithm is None or isinstance(algorithm, str)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
     with Interrupts() as interrupts:  # from here on Ctrl-C ends the run, and loses nothing that it kept
         started, interrupted = time.perf_counter(), False
@@ -130,7 +133,8 @@ def sample(
                     f"{', '.join(left)} in sample_stats of the resumed trace: left out, since steps do not make it.",
                     RuntimeWarning,
                 )
-            warn_if_separate(trace)
+            if not warn_if_separate(trace) and not trace.ensemble:
+                warn_if_unmixed(trace.variables, problem, trace.position)
             if interrupts.waiting and not interrupted:
                 warn("Ctrl-C came when the draws were made already; all of them are in the trace.", RuntimeWarning)
         except Warning as warning:  # where the user has turned warnings into errors
@@ -184,6 +188,7 @@ class _Run:
         states = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states) if lonely else states
         self.feed = None if batch_fn_of(problem) is None else Feed(problem)
         self.failure: BaseException | None = None
+        self.tuned = False
         self.rows: list[Any] = []
         self.progress = _Progress(states, done, np.zeros((self.num_chains, len(Status)), np.int64), 0)
 
@@ -282,6 +287,7 @@ class _Run:
         parts = [part | {"stats": {k: v for k, v in part["stats"].items() if k in shared}} for part in parts]
         draws = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1) if len(leaves) > 1 else leaves[0], *parts)
         provenance = self.about | {
+            "tuned": self.tuned,
             "num_steps": done,
             "seconds": round(seconds, 3),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -55,6 +55,10 @@ class ConstraintWarning(UserWarning):
     """Something about the constraint makes the result doubtful; the message names the remedy."""
 
 
+class ConvergenceWarning(UserWarning):
+    """The chains of a run have not mixed: its numbers are not yet those of the law."""
+
+
 class SamplingError(RuntimeError):
     """A run went wrong. `trace` holds the draws made until then, or None if there were none."""
 

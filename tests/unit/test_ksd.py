@@ -102,6 +102,54 @@ def test_dependent_draws_need_dependent_signs():
     assert reject(0.1) < 0.25
 
 
+def test_groups_leave_out_their_own_pairs(x64):
+    problem = og.Problem(lambda x: -0.25 * jnp.sum(x**4), lambda x: x[0] + x[1] ** 3)
+    x, kernel = jax.random.normal(jax.random.key(0), (6, 3)), og.imq(1.4)
+    terms, groups = slow_ksd(problem, x, kernel), np.array([7, 7, 3, 3, 3, 9])
+    apart = groups[:, None] != groups[None]
+    result = og.orthogonal_ksd(problem, x, rkhs_kernel=kernel, groups=groups)
+    assert result.value == pytest.approx(terms[apart].sum() / apart.sum(), abs=1e-12)
+
+
+def flat_gaussian(rng, chains, draws, dim, *, rho=0.0, variance=1.0):
+    """N(0, variance · I) given x₀ = 0.3, autoregressive along every chain."""
+    x = np.empty((chains, draws, dim), np.float32)
+    x[:, 0] = rng.normal(size=(chains, dim))
+    for t in range(1, draws):
+        x[:, t] = rho * x[:, t - 1] + np.sqrt(1 - rho**2) * rng.normal(size=(chains, dim))
+    x *= np.float32(np.sqrt(variance))
+    x[..., 0] = 0.3
+    return x
+
+
+FLAT = og.Problem(lambda x: -0.5 * jnp.sum(x**2), lambda x: x[0] - 0.3)
+
+
+@pytest.mark.parametrize("dim", [2, 5, 20])
+@pytest.mark.parametrize("variance", [1.3, 1 / 1.3])
+def test_a_wrong_variance_is_seen_in_a_thousand_draws(dim, variance):
+    """One kernel of bandwidth median / log n saw 1.3 in none of twenty cases."""
+    rng = np.random.default_rng(dim)
+    seen = [
+        og.orthogonal_ksd(FLAT, flat_gaussian(rng, 1000, 1, dim, variance=variance)[:, 0], num_bootstrap=300).p_value
+        for _ in range(5)
+    ]
+    assert max(seen) < 0.01
+
+
+def test_dependent_draws_in_many_dimensions_are_no_alarm():
+    """Correlation time 19, d = 100. Three runs at level 0.01: two alarms have probability 3e-4. Without groups all alarm."""
+    rng = np.random.default_rng(0)
+    with_groups, without = [], []
+    for seed in range(3):
+        draws, groups = flat_gaussian(rng, 32, 200, 100, rho=0.9)[:, ::10], np.repeat(np.arange(32), 20)
+        settings = {"num_bootstrap": 300, "seed": seed}
+        with_groups.append(og.orthogonal_ksd(FLAT, draws.reshape(-1, 100), groups=groups, **settings).p_value)
+        without.append(og.orthogonal_ksd(FLAT, draws.reshape(-1, 100), **settings).p_value)
+    assert sum(p < 0.01 for p in with_groups) < 2
+    assert max(without) < 0.01
+
+
 def test_single_precision_agrees():
     draws = CUBIC.exact(jax.random.key(3), 500)
     single = og.orthogonal_ksd(CUBIC.problem, draws, num_bootstrap=0)
@@ -118,6 +166,9 @@ def test_single_precision_agrees():
         (lambda d: og.orthogonal_ksd(CUBIC.problem, d, statistic="w"), "statistic must be"),
         (lambda d: og.orthogonal_ksd(CUBIC.problem, d, flip_probability=0.9), "flip_probability must"),
         (lambda d: og.orthogonal_ksd(CUBIC.problem, d.at[0].set(jnp.nan)), "not finite"),
+        (lambda d: og.orthogonal_ksd(CUBIC.problem, d, groups=np.zeros(3)), "one label per draw"),
+        (lambda d: og.orthogonal_ksd(CUBIC.problem, d, groups=np.zeros(9)), "one label only"),
+        (lambda d: og.orthogonal_ksd(CUBIC.problem, d, groups=np.arange(9), statistic="v"), "groups go with"),
         (lambda d: og.orthogonal_ksd(CUBIC.problem, jnp.ones((9, 2))), "median bandwidth is 0"),
         (lambda d: og.orthogonal_fisher(og.Problem(lambda x: 0.0), d, d), "needs a problem with equality"),
         (lambda d: og.orthogonal_fisher(CUBIC.problem, d, d[:3]), "structure and shapes of the draws"),

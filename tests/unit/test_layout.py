@@ -22,7 +22,7 @@ ORDER = [
     {"samplers", "diagnostics"},
     {"trace", "tuning"},
     {"checks", "resume", "chunk", "components"},
-    {"choose"},
+    {"choose", "findings"},
     {"runner", "diagnose"},
     {"plots", "problems", "datasets", "evaluation"},
     {"experiments"},

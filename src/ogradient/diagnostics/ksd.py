@@ -5,6 +5,10 @@ KSD⊥² = mean over i, j of  a_iᵀa_j k + a_iᵀD_j∇_{x_j}k + a_jᵀD_i∇_{
 It is zero only for the right law along the level set. It says nothing about |g| (report that beside it), and cannot see
 wrong weights of components that are far apart. With inequalities h ≤ 0 the kernel is b(x) k(x, y) b(y), b vanishing on the
 boundary (boundary.py): a becomes b a + D∇b, every D∇k has its b, and draws outside count for nothing.
+
+The p-value is by wild bootstrap: Σ K_ij W_i W_j with random signs W. The draws of one chain depend on each other, so a group of
+draws (a chain, or a long stretch of one) shares its sign, and pairs within a group are left out. What is then resampled are
+the sums over groups, which are independent whatever happens within them: slow mixing and repeated positions raise no alarm.
 """
 
 from __future__ import annotations
@@ -20,15 +24,17 @@ from jax import Array
 from ogradient.boundary import boundary_weight
 from ogradient.geometry import Frame, random_signs, stein_drift
 from ogradient.problem import Position, Problem
-from ogradient.stein import RKHSKernel, median_bandwidth, over_particles, rbf, squared_distances
+from ogradient.stein import RKHSKernel, imq, median_bandwidth, over_particles, rbf, squared_distances
+
+WIDE = (1.0, 10.0)  # bandwidths of the wide kernels, in median squared distances
 
 
 class KSD(NamedTuple):
     """The discrepancy and what it takes to judge it."""
 
     value: float  # KSD⊥², U- or V-statistic; the U-statistic averages to 0 under the right law and may be negative
-    standard_error: float  # of the value under the right law: √(2 Σ_{i≠j} K²)/(n(n−1))
-    p_value: float | None  # how often independent draws of the right law would show as much
+    standard_error: float  # of the value under the right law: √(2 Σ_{i≠j} K²)/(n(n−1)); with groups, of the bootstrap
+    p_value: float | None  # how often independent draws (groups) of the right law would show as much
     bandwidth: float
     num_draws: int
 
@@ -38,6 +44,7 @@ def orthogonal_ksd(
     draws: Position,
     *,
     rkhs_kernel: RKHSKernel | None = None,
+    groups: np.ndarray | None = None,
     statistic: str = "u",
     num_bootstrap: int = 1000,
     flip_probability: float = 0.5,
@@ -49,12 +56,17 @@ def orthogonal_ksd(
     Args:
         problem: with constraints or without; its measure decides a.
         draws: positions with the draws as first axis (n, ...); of a trace, `trace.pooled`, thinned.
-        rkhs_kernel: `og.rbf()` by default, bandwidth by the median heuristic.
+        rkhs_kernel: None reports the value of `og.rbf()`, with the median heuristic for its bandwidth, which sees the shape of
+            the law best. The p-value also asks wide kernels (inverse multiquadrics of the median squared distance and of ten
+            times that) and the functions x_k e_k, which see a wrong spread: it is that of the largest of the four statistics,
+            each in its own standard errors. A kernel that is given is taken alone.
+        groups: a label (n,) per draw: draws of one label may depend on each other, those of different labels do not. Pairs
+            within a group are left out. Of a trace, the chain of every draw. None: every draw is a group.
         statistic: "u" leaves the terms i = j out (unbiased), "v" keeps them (never negative).
         num_bootstrap: replications for the p-value; 0 for none.
-        flip_probability: of the signs' Markov chain. ½ makes them independent, which is right for independent draws. The
-            states of one chain depend on each other: thin them until they hardly do, or pass them in order with a smaller
-            probability (about 1 over the correlation time), which carries the dependence into the bootstrap.
+        flip_probability: of the signs' Markov chain. ½ makes them independent, which is right for independent draws. For a
+            single chain in order, without groups, a smaller probability (about 1 over the correlation time) carries the
+            dependence into the bootstrap.
         block_size: draws whose pairs are in memory together.
         seed: of the bootstrap.
 
@@ -72,34 +84,80 @@ def orthogonal_ksd(
     n = jax.tree.leaves(draws)[0].shape[0]
     if n < 2:
         raise ValueError(f"orthogonal_ksd needs at least two draws; got {n}.")
+    labels = _labels(groups, n, statistic, flip_probability)
     problem.check_whole()
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
-    kernel = rbf() if rkhs_kernel is None else rkhs_kernel
     x, drift, frames = _geometry(problem, draws, min(problem.draws_together or block_size, n), jax.random.key(seed + 1))
     if not bool(jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(drift))):
         raise ValueError("some draws, or the score or curvature at them, are not finite; remove those draws first.")
+    kernel = rbf() if rkhs_kernel is None else rkhs_kernel
     h = jax.jit(median_bandwidth)(x) if kernel.bandwidth is None else jnp.asarray(kernel.bandwidth, x.dtype)
     if not float(h) > 0:
         raise ValueError(
             "more than half of the draws coincide, so the median bandwidth is 0; give one: og.rbf(bandwidth=1.0)."
         )
-    share = jnp.ones(n, x.dtype)
+    weight = None
     if problem.inequality is not None:
-        share, gradient = _boundary(problem, draws, frames, h, min(block_size, n))
-        drift = share[:, None] * drift + gradient
-    signs = _wild_signs(jax.random.key(seed), n, max(num_bootstrap, 1), flip_probability, x.dtype)
-    rows = _rows(kernel, h, _centred(x), drift, frames.root @ frames.jacobian, share, signs, min(block_size, n))
-    total, diagonal, squares, resampled = (np.asarray(part, np.float64) for part in rows)
-    pairs = n * (n - 1)
-    observed = total.sum() / pairs
-    replicated = (resampled * np.asarray(signs, np.float64)).sum(axis=0) / pairs
+        weight = _boundary(problem, draws, frames, h, min(block_size, n))
+    kernels: tuple[RKHSKernel, ...] = (kernel,)
+    bandwidths = [float(h)]
+    if rkhs_kernel is None:
+        kernels, bandwidths = (kernel, imq(), imq()), [float(h), *(float(h) * np.log(n) * wide for wide in WIDE)]
+    count, replications = int(labels.max()) + 1, max(num_bootstrap, 1)
+    signs = _wild_signs(jax.random.key(seed), count, replications, flip_probability, x.dtype)
+    arrays = (np.array(bandwidths, x.dtype), x, drift, frames, weight, labels, signs)
+    totals, diagonals, squares, resampled, features = (
+        np.asarray(part, np.float64) for part in _rows(kernels, *arrays, block_size=min(block_size, n))
+    )
+    observed = list(totals.sum(axis=0))
+    replicated = list(resampled.sum(axis=0))
+    if rkhs_kernel is None:
+        total, again = _scale(features, labels, np.asarray(signs, np.float64))
+        observed, replicated = [*observed, total], [*replicated, again]
+    pairs = n**2 - int((np.bincount(labels) ** 2).sum())
+    error = np.sqrt(2 * squares[:, 0].sum()) if groups is None else replicated[0].std()
     return KSD(
-        value=float(observed if statistic == "u" else (total.sum() + diagonal.sum()) / n**2),
-        standard_error=float(np.sqrt(2 * squares.sum()) / pairs),
-        p_value=float((1 + np.sum(replicated >= observed)) / (1 + num_bootstrap)) if num_bootstrap else None,
+        value=float(observed[0] / pairs if statistic == "u" else (observed[0] + diagonals[:, 0].sum()) / n**2),
+        standard_error=float(error / pairs),
+        p_value=_p_value(np.array(observed), np.array(replicated)) if num_bootstrap else None,
         bandwidth=float(h),
         num_draws=n,
     )
+
+
+def _p_value(observed: np.ndarray, replicated: np.ndarray) -> float:
+    """How often resampling (k, R) shows as much as was seen (k,), in the largest of k statistics over their standard errors."""
+    errors = np.maximum(replicated.std(axis=1), np.finfo(float).tiny)
+    seen, shown = np.max(observed / errors), np.max(replicated / errors[:, None], axis=0)
+    return float((1 + np.sum(shown >= seen)) / (1 + shown.size))
+
+
+def _scale(features: np.ndarray, labels: np.ndarray, signs: np.ndarray) -> tuple[float, np.ndarray]:
+    """Σ K_ij and its replications for φ_k(x) = b (x_k − c_k) e_k: K_ij = f_i·f_j, f_k = (b a + D∇b)_k (x_k − c_k) + b D_kk.
+
+    Without constraints E f_k = 0 says E[x_k ∂_k log π] = −1, whatever the unit of x_k: a wrong spread shows here first.
+    """
+    sums = np.zeros((len(signs), features.shape[1]))
+    np.add.at(sums, labels, features)
+    gram = sums @ sums.T
+    np.fill_diagonal(gram, 0.0)
+    return float(gram.sum()), (signs * (gram @ signs)).sum(axis=0)
+
+
+def _labels(groups: np.ndarray | None, n: int, statistic: str, flip_probability: float) -> np.ndarray:
+    """Groups numbered from 0."""
+    if groups is None:
+        return np.arange(n)
+    if np.shape(groups) != (n,):
+        raise ValueError(f"groups must have one label per draw, shape ({n},); got shape {np.shape(groups)}.")
+    if statistic != "u" or flip_probability != 0.5:
+        raise ValueError("groups go with statistic='u' and flip_probability=0.5: they carry the dependence themselves.")
+    labels = np.unique(groups, return_inverse=True)[1]
+    if labels.max() < 1:
+        raise ValueError(
+            "groups has one label only, so no pair of independent draws is left; cut the chain into stretches."
+        )
+    return labels
 
 
 @partial(jax.jit, static_argnums=2)
@@ -126,25 +184,34 @@ def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_
     return boundary_weight(lambda x: problem.inequality_fn(unravel(x)), frames, x, h, block_size)
 
 
-def _centred(x: Array) -> Array:
-    return x - jnp.mean(x, axis=0, keepdims=True)
-
-
-@partial(jax.jit, static_argnums=(0, 7))
+@partial(jax.jit, static_argnums=0, static_argnames="block_size")
 def _rows(
-    kernel: RKHSKernel, h: Array, x: Array, drift: Array, normals: Array, share: Array, signs: Array, block_size: int
-) -> tuple[Array, Array, Array, Array]:
-    """Per draw i, over j ≠ i: Σ K_ij, K_ii, Σ K_ij², and Σ K_ij W_j for every replication."""
+    kernels: tuple[RKHSKernel, ...],
+    bandwidths: Array,
+    x: Array,
+    drift: Array,
+    frames: Frame,
+    weight: tuple[Array, Array] | None,
+    labels: Array,
+    signs: Array,
+    *,
+    block_size: int,
+) -> tuple[Array, ...]:
+    """Per draw i and kernel, over j of other groups: Σ K_ij, K_ii, Σ K_ij², W_i Σ K_ij W_j per replication. And f of `_scale`."""
     n, d = x.shape
+    x = x - jnp.mean(x, axis=0, keepdims=True)
+    normals, signs = frames.root @ frames.jacobian, signs[labels]
+    share = jnp.ones(n, x.dtype)
+    if weight is not None:
+        share, gradient = weight
+        drift = share[:, None] * drift + gradient
     offsets = jnp.einsum("jmd,jd->jm", normals, x)
     along = jnp.sum(drift * x, axis=1)
     size = jnp.sum(normals**2, axis=(1, 2))
 
-    def row(argument: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+    def row(argument: tuple[Array, Array, Array, Array]) -> tuple[Array, ...]:
         index, point, a, normal = argument
         u = squared_distances(point, x)
-        k = kernel.profile(u, h)
-        weight = -2 * k.first  # ∇_{x_j}k = weight (x_i − x_j) = −∇_{x_i}k
         theirs = jnp.einsum("jmd,d->jm", normals, point) - offsets  # Q_j (x_i − x_j)
         mine = (normal @ point)[None] - x @ normal.T  # Q_i (x_i − x_j)
         overlap = jnp.einsum("jmd,kd->jmk", normals, normal)  # Q_j Q_iᵀ
@@ -154,12 +221,20 @@ def _rows(
         quadratic = u - jnp.sum(theirs**2, axis=1) - jnp.sum(mine**2, axis=1)
         quadratic = quadratic + jnp.einsum("jm,jmk,jk->j", theirs, overlap, mine)  # (x_i−x_j)ᵀ D_j D_i (x_i−x_j)
         both = share[index] * share
-        stein = k.value * (drift @ a) + weight * (share * first - share[index] * second + both * trace)
-        stein = stein - 4 * k.second * both * quadratic
-        others = jnp.where(jnp.arange(n) == index, 0.0, stein)
-        return jnp.sum(others), stein[index], jnp.sum(others**2), others @ signs
+        gradients = share * first - share[index] * second + both * trace
+        product, independent = drift @ a, labels != labels[index]
 
-    return over_particles(row, (jnp.arange(n), x, drift, normals), block_size)
+        def sums(kernel: RKHSKernel, h: Array) -> tuple[Array, Array, Array, Array]:
+            k = kernel.profile(u, h)  # ∇_{x_j}k = −2κ' (x_i − x_j) = −∇_{x_i}k
+            stein = k.value * product - 2 * k.first * gradients - 4 * k.second * both * quadratic
+            others = jnp.where(independent, stein, 0.0)
+            return jnp.sum(others), stein[index], jnp.sum(others**2), signs[index] * (others @ signs)
+
+        by_kernel = [sums(kernel, bandwidths[i]) for i, kernel in enumerate(kernels)]
+        return tuple(jnp.stack(parts) for parts in zip(*by_kernel, strict=True))
+
+    features = drift * x + share[:, None] * (1 - jnp.sum(normals**2, axis=1))
+    return *over_particles(row, (jnp.arange(n), x, drift, normals), block_size), features
 
 
 def _wild_signs(key: Array, n: int, replications: int, flip_probability: float, dtype: Any) -> Array:

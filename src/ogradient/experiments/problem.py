@@ -135,7 +135,8 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
     seconds = time.perf_counter() - started
 
     pooled = trace["x"].reshape(-1, known.dim)
-    draws = pooled[np.linspace(0, len(pooled) - 1, min(SHOWN, len(pooled))).astype(int)]
+    chosen = np.linspace(0, len(pooled) - 1, min(SHOWN, len(pooled))).astype(int)
+    draws, chain = pooled[chosen], chosen // trace.num_draws
     distance = energy_distance_to(reference)
     floor: Floor = noise_floor(known, distance, len(draws), config.seed)
     exact_values = {name: np.asarray(jax.vmap(m.function)(jnp.asarray(reference))) for name, m in known.moments.items()}
@@ -146,7 +147,7 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
         error = np.nan if trace.ensemble else float(means.std(ddof=1) / np.sqrt(len(means)))
         moments[name] = (float(means.mean()), error, moment.value, float(exact_values[name].std()))
     table = None if trace.ensemble else trace.summary(digits=None, limit=50)
-    ksd = orthogonal_ksd(known.problem, draws)
+    ksd = orthogonal_ksd(known.problem, draws, groups=chain if not trace.ensemble and trace.num_chains >= 20 else None)
     g, h = (trace.sample_stats.get(kind) for kind in ("equality", "inequality"))
     row = {
         "sampler": sampler,
