@@ -70,18 +70,17 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
 
 def _refuse_lone_start(problem: Problem, positions: Position) -> None:
     """One start of shape (d,) looks like d chains of a scalar. Where the functions take both, nobody can tell which is meant."""
-    shapes = {leaf.shape for leaf in jax.tree.leaves(positions)}
-    if any(len(shape) != 1 for shape in shapes) or shapes == {(1,)}:
+    leaves = jax.tree.leaves(positions)
+    if len(leaves) > 1 or leaves[0].ndim != 1 or leaves[0].size == 1:
         return
     for one in (jax.tree.map(lambda leaf: leaf[0], positions), positions):
         try:
             problem.check(one)
         except Exception:  # whatever a user's function may raise on another shape
             return
-    chains = next(iter(shapes))[0]
     raise ValueError(
-        f"initial_positions, {shapes_of(positions)}, can be read as {chains} chains of scalars, and as one start, since your "
-        "functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains of one "
+        f"initial_positions, {shapes_of(positions)}, can be read as {leaves[0].size} chains of scalars, and as one start, "
+        "since your functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains of one "
         "coordinate."
     )
 
@@ -388,7 +387,7 @@ def _refuse_unresolved(report: dict[str, np.ndarray], regular: np.ndarray) -> No
             f"{100 * turned[rows[0]]:.0f} % within the roundings of x. Shift the coordinates so that the set is near 0, or use "
             "float64 (jax_enable_x64)."
         )
-    small = (terms > 0) & (terms < info.tiny / info.eps) & regular
+    small = (terms < info.tiny / info.eps) & (np.median(report["norms"][:, -1], axis=0) > 0) & regular & (size > 0)
     if (rows := np.flatnonzero(small)).size or 0 < size < np.sqrt(info.tiny):
         what = (
             f"equality[{rows[0]}] is made of numbers of size {terms[rows[0]]:.2g}"

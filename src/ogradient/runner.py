@@ -133,7 +133,7 @@ def sample(
                     f"{', '.join(left)} in sample_stats of the resumed trace: left out, since steps do not make it.",
                     RuntimeWarning,
                 )
-            if not warn_if_separate(trace) and not trace.ensemble:
+            if not (warn_if_separate(trace) or trace.ensemble or interrupted):
                 warn_if_unmixed(trace.variables, problem, trace.position)
             if interrupts.waiting and not interrupted:
                 warn("Ctrl-C came when the draws were made already; all of them are in the trace.", RuntimeWarning)

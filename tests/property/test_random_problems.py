@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.statistical, pytest.mark.usefixtures("lenient_promotio
 
 ALARM = 1e-6
 SEED = int(os.environ.get("OGRADIENT_LAW_SEED", "0"))
-GATE_PROBLEMS, ALL_PROBLEMS = 4, 32  # per family, of which there are seven
+GATE_PROBLEMS, ALL_PROBLEMS = 4, 32  # per family, of which there are seven; the gate has five of them
 CHAINS, TRANSITIONS = 256, 20
 STEP = 0.35  # in coordinates of ordinary size
 
@@ -99,7 +99,8 @@ def check(family, parameters, truths, measure, ends, *, bias=0.0):
 GATE_KERNEL = dict(zip(FAMILIES, ["newton", "chord", "newton", "newton", "chord", "clangevin", "newton"], strict=True))
 GATE_CASES = [(f, GATE_KERNEL[f], "float32" if i % 2 else "float64") for i, f in enumerate(FAMILIES)]
 ALL_CASES = [(f, k, dtype) for f in FAMILIES for k in KERNELS for dtype in ("float32", "float64")]
-CASES = [pytest.param(*case, GATE_PROBLEMS, id="-".join(case)) for case in GATE_CASES] + [
+LEFT_OUT = ("surface", "half")  # of the gate
+CASES = [pytest.param(*case, GATE_PROBLEMS, id="-".join(case)) for case in GATE_CASES if case[0] not in LEFT_OUT] + [
     pytest.param(*case, ALL_PROBLEMS, id="-".join([*case, "all"]), marks=pytest.mark.slow) for case in ALL_CASES
 ]
 
@@ -165,7 +166,7 @@ def test_particles_keep_the_law_near_the_set(family, dtype, request):
         assert error.max() < 0.25, f"{family}, problem {i}: {error.max():.2f} standard deviations"
 
 
-DEFAULT_GATE = {("cut", "float32", 0), ("pinned", "float64", 0), ("arc", "float32", 1)}
+DEFAULT_GATE = {("cut", "float32", 0)}
 DEFAULT_CASES = [
     pytest.param(family, dtype, seed, marks=[] if (family, dtype, seed) in DEFAULT_GATE else pytest.mark.slow)
     for family in FAMILIES

@@ -228,6 +228,7 @@ def test_warnings_turned_into_errors_carry_the_draws(monkeypatch):
     monkeypatch.setattr(runner._Run, "trace", lambda self, *a, **k: (press(), assemble(self, *a, **k))[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", og.ConvergenceWarning)  # the run is short on purpose
         with pytest.raises(RuntimeWarning, match="Ctrl-C") as caught:
             run()
     assert caught.value.trace.num_draws == 20

@@ -265,9 +265,9 @@ def _project(
     quadratic, and for larger steps. The same solver from both ends is what the reversibility check needs.
     `size` is that of the terms that were added up to make each coordinate: its roundings are relative to that.
     """
-    size = jnp.maximum(jnp.abs(origin), jnp.abs(x))
+    ends = jnp.maximum(jnp.abs(origin), jnp.abs(x))
     if frame.value.size == 0:  # no equality: plain leapfrog
-        return x, jnp.ones((), bool), jnp.zeros((), jnp.int32), size
+        return x, jnp.ones((), bool), jnp.zeros((), jnp.int32), ends
     limit = NEWTON_ITERATIONS if projection == "newton" else CHORD_ITERATIONS
     redundant = dependent_rows(frame)
     lengths = row_lengths(frame.jacobian)
@@ -276,6 +276,11 @@ def _project(
     # How much g would change along the whole move if nothing cancelled: what is small is small against this.
     move = jnp.abs(frame.jacobian) @ jnp.abs(x - origin)
     small = jnp.sqrt(jnp.finfo(x.dtype).eps) * move
+
+    def size_of(x: Array, multipliers: Array) -> Array:
+        # Multipliers of dependent rows cancel and say nothing.
+        terms = jnp.where(frame.deficient, 0.0, jnp.abs(multipliers) @ jnp.abs(normals))
+        return jnp.maximum(ends, jnp.abs(x)) + terms
 
     def residual(x: Array, size: Array) -> tuple[Array, Array, Array, Array]:
         """The step in multiples of the unit normals, g, and the roundings that x has, and that its terms have."""
@@ -296,29 +301,30 @@ def _project(
         return ~done & (iteration < limit)
 
     def improve(carry: Any) -> Any:
-        x, size, _, previous, best, waited, iteration = carry
-        delta, value, level, loose = residual(x, size)
+        x, multipliers, _, previous, best, waited, iteration = carry
+        delta, value, level, loose = residual(x, size_of(x, multipliers))
         off = jnp.abs(value)
         largest = jnp.max(off / (level + move))
         waited = jnp.where(largest < best, 0, waited + 1)
         step = delta @ normals
-        terms = jnp.where(frame.deficient, jnp.abs(step), jnp.abs(delta) @ jnp.abs(normals))
         # Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of
         # its own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while
         # steps are tiny. A slow iteration falls each time; one that misses the set by little repeats its |g|, or leaps.
-        tiny = jnp.all(jnp.abs(frame.jacobian) @ terms <= small)
+        tiny = jnp.all(jnp.abs(frame.jacobian) @ jnp.abs(step) <= small)
         jumps = jnp.all((off <= loose) | (jnp.abs(value - previous) >= 0.25 * off))
         at_noise = jnp.all(off <= loose) | (tiny & (jumps | jnp.all(x - step == x)))
         done = jnp.all(off <= level) | ((waited >= PATIENCE) & at_noise)
         stop = done | ~jnp.isfinite(largest)
-        x, size = jnp.where(stop, x, x - step), jnp.where(stop, size, jnp.maximum(size, jnp.abs(x)) + terms)
+        x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
         iteration = jnp.where(stop & ~done, limit, iteration + 1)
-        return x, size, done, value, jnp.minimum(best, largest), waited, iteration
+        return x, multipliers, done, value, jnp.minimum(best, largest), waited, iteration
 
     far, none = jnp.full((), jnp.inf, x.dtype), jnp.zeros((), jnp.int32)
-    start = (x, size, jnp.zeros((), bool), jnp.zeros_like(frame.value), far, none, none)
-    x, size, done, *_, iterations = lax.while_loop(keep_going, improve, start)
-    return x, done, iterations, size
+    zeros = jnp.zeros_like(frame.value)
+    x, multipliers, done, *_, iterations = lax.while_loop(
+        keep_going, improve, (x, zeros, jnp.zeros((), bool), zeros, far, none, none)
+    )
+    return x, done, iterations, size_of(x, multipliers)
 
 
 def _without(matrix: Array, rows: Array) -> Array:
