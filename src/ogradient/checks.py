@@ -80,8 +80,8 @@ def _refuse_lone_start(problem: Problem, positions: Position) -> None:
             return
     raise ValueError(
         f"initial_positions, {shapes_of(positions)}, can be read as {leaves[0].size} chains of scalars, and as one start, "
-        "since your functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains of one "
-        "coordinate."
+        "since your functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains "
+        "of one coordinate."
     )
 
 

@@ -203,7 +203,7 @@ def mici_means(known, moment, step_size, num_steps, num_chains=8, num_samples=30
     return np.array([np.mean(function(jnp.asarray(chain))) for chain in result.traces["x"]])
 
 
-@pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
+@pytest.mark.parametrize("measure", ["conditional", pytest.param("hausdorff", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", ["ellipse", pytest.param("torus_b", marks=pytest.mark.slow), pytest.param("cubic", marks=pytest.mark.slow)]
 )

@@ -191,7 +191,7 @@ def small_gaussian():
     ("known", "moment", "step_sizes", "num_steps"),
     [
         (small_gaussian(), "y²", (0.4, 0.2, 0.1), 400),
-        (tilted_ellipse(), "x", (0.16, 0.08, 0.04), 3000),
+        pytest.param(tilted_ellipse(), "x", (0.16, 0.08, 0.04), 3000, marks=pytest.mark.slow),
         (problems.interval(), "x", (0.08, 0.04, 0.02), 600),  # the error of reflecting at a boundary
     ],
     ids=["affine_gaussian", "ellipse", "interval"],

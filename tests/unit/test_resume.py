@@ -70,7 +70,7 @@ def test_the_data_are_summed_once(monkeypatch):
 MASS = {"b": jnp.float32(2.0), "w": jnp.arange(1.0, 5.0)}
 
 
-@pytest.mark.parametrize("name", ["chmc", "clangevin"])
+@pytest.mark.parametrize("name", ["chmc", pytest.param("clangevin", marks=pytest.mark.slow)])
 def test_another_inverse_mass_by_variable_is_refused(name, tmp_path):
     make = lambda mass: og.SAMPLERS[name](TREE, 0.1, inverse_mass=mass)
     whole = sample(TREE, STARTS, algorithm=make(MASS), num_samples=8)
