@@ -34,6 +34,7 @@ LARGEST, SMALLEST = (
 )  # step sizes of O-Langevin that are tried, in squares of the positions' own length
 WINDOW = 100  # transitions of one stage of the warm-up of chmc
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
+LAST_LOOKS = 4  # more stages in which a chain that seems stuck may still move
 REFUSALS = 8  # in a row, after which a chain in warm-up halves its own step
 UNEQUAL = (
     100.0  # times the spread of the starts in another coordinate: then units differ, and the first metric follows them
@@ -267,6 +268,12 @@ def tune_chmc(
     positions, _, rates, _, _ = run(21, positions, epsilon, steps, mass, adapt=False)
     boundary_step = None if short is None else float(short)
     stuck = np.asarray(rates) <= STUCK
+    # Beside a wall a chain may wait long and still get away: only one that never moves is named.
+    for number in range(LAST_LOOKS):
+        if not stuck.any():
+            break
+        positions, _, late, _, _ = run(50 + number, positions, epsilon, steps, mass, adapt=False)
+        stuck &= np.asarray(late) <= STUCK
     return CHMCTuning(float(epsilon), steps, mass, boundary_step, float(jnp.mean(rates)), positions, stuck)
 
 

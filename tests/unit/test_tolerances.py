@@ -9,6 +9,8 @@ import pytest
 from scipy import stats
 
 import ogradient as og
+from ogradient.geometry import frame_at
+from ogradient.samplers.chmc import _project
 
 ALARM = 1e-6
 circle = lambda x: jnp.sum(x**2) - 1
@@ -227,3 +229,20 @@ def test_a_solver_that_leaps_ends_on_the_set_or_is_rejected(projection):
     trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_samples=20, thinning=100, progress=False)
     assert trace.problems().get(og.Status.SOLVER_DIVERGED, 0) > 1000
     assert np.abs(trace.sample_stats["equality"]).max() < 100 * np.finfo(np.float32).eps
+
+
+@pytest.mark.parametrize("projection", ["newton", "chord"])
+def test_proposals_far_outside_reach_the_set_or_fail(projection):
+    """Steps up to 1e5 times the size of the set: what is small against such a proposal is not small on the set."""
+    units = jnp.array([1.0, 40.0, 160.0])
+    bowl = lambda u: u[0] ** 2 + 2 * u[1] ** 2 + 0.5 * u[2] ** 2 - 1
+    constraint = lambda x: jnp.stack([bowl(x / units), x[2] / 160 - 0.3 * x[0] - 0.1, 1e-7 * bowl(x / units)])
+    problem = og.Problem(lambda x: x[0], constraint)
+    origins = og.land(problem, jax.random.normal(jax.random.key(0), (4096, 3))).position
+    lengths = 10.0 ** jnp.linspace(1, 5, 4096)[:, None]
+    proposals = origins + lengths * jax.random.normal(jax.random.key(1), origins.shape)
+    project = lambda origin, x: _project(constraint, frame_at(constraint, origin), origin, x, projection)
+    ends, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
+    off = jnp.max(jnp.abs(jax.vmap(constraint)(ends)[:, :2]), axis=1)
+    assert jnp.max(jnp.where(reached, off, 0.0)) < 1e-4
+    assert projection == "chord" or 20 < jnp.sum(reached) < 4000

@@ -273,9 +273,8 @@ def _project(
     lengths = row_lengths(frame.jacobian)
     scale = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
     normals = frame.jacobian * scale[:, None]
-    # How much g would change along the whole move if nothing cancelled: what is small is small against this.
-    move = jnp.abs(frame.jacobian) @ jnp.abs(x - origin)
-    small = jnp.sqrt(jnp.finfo(x.dtype).eps) * move
+    weights, root_eps = jnp.abs(frame.jacobian), jnp.sqrt(jnp.finfo(x.dtype).eps)
+    proposed = weights @ jnp.abs(x - origin)
 
     def size_of(x: Array, multipliers: Array) -> Array:
         # Multipliers of dependent rows cancel and say nothing.
@@ -303,21 +302,25 @@ def _project(
     def improve(carry: Any) -> Any:
         x, multipliers, _, previous, best, waited, iteration = carry
         delta, value, level, loose = residual(x, size_of(x, multipliers))
-        off = jnp.abs(value)
-        largest = jnp.max(off / (level + move))
-        waited = jnp.where(largest < best, 0, waited + 1)
-        step = delta @ normals
+        off, step = jnp.abs(value), delta @ normals
+        # Small is small against the move to here, not against the proposal, which may be far outside the set.
+        moved = jnp.abs(x - origin)
+        small = root_eps * (weights @ moved)
+        loose = jnp.minimum(loose, root_eps * lengths * row_lengths(moved[None])[0])
         # Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of
         # its own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while
         # steps are tiny. A slow iteration falls each time; one that misses the set by little repeats its |g|, or leaps.
-        tiny = jnp.all(jnp.abs(frame.jacobian) @ jnp.abs(step) <= small)
-        jumps = jnp.all((off <= loose) | (jnp.abs(value - previous) >= 0.25 * off))
-        at_noise = jnp.all(off <= loose) | (tiny & (jumps | jnp.all(x - step == x)))
-        done = jnp.all(off <= level) | ((waited >= PATIENCE) & at_noise)
+        rounded = off <= loose
+        calm = jnp.all(rounded | ((off <= small) & (weights @ jnp.abs(step) <= small)))
+        largest = jnp.max(off / (level + proposed))
+        waited = jnp.where(calm & ~(largest < best), waited + 1, 0)
+        best = jnp.where(calm, jnp.minimum(best, largest), jnp.inf)
+        jumps = jnp.all(rounded | (jnp.abs(value - previous) >= 0.25 * off))
+        done = jnp.all(off <= level) | ((waited >= PATIENCE) & (jumps | jnp.all(x - step == x)))
         stop = done | ~jnp.isfinite(largest)
         x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
         iteration = jnp.where(stop & ~done, limit, iteration + 1)
-        return x, multipliers, done, value, jnp.minimum(best, largest), waited, iteration
+        return x, multipliers, done, value, best, waited, iteration
 
     far, none = jnp.full((), jnp.inf, x.dtype), jnp.zeros((), jnp.int32)
     zeros = jnp.zeros_like(frame.value)
