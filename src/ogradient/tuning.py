@@ -34,7 +34,7 @@ LARGEST, SMALLEST = (
 )  # step sizes of O-Langevin that are tried, in squares of the positions' own length
 WINDOW = 100  # transitions of one stage of the warm-up of chmc
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
-LAST_LOOKS = 4  # more stages in which a chain that seems stuck may still move
+SHORTER = (0.5, 0.25, 0.125)  # times the step size, tried where a chain does not move
 REFUSALS = 8  # in a row, after which a chain in warm-up halves its own step
 UNEQUAL = (
     100.0  # times the spread of the starts in another coordinate: then units differ, and the first metric follows them
@@ -268,12 +268,13 @@ def tune_chmc(
     positions, _, rates, _, _ = run(21, positions, epsilon, steps, mass, adapt=False)
     boundary_step = None if short is None else float(short)
     stuck = np.asarray(rates) <= STUCK
-    # Beside a wall a chain may wait long and still get away: only one that never moves is named.
-    for number in range(LAST_LOOKS):
+    # A chain that waits in a corner for a move that fits is worth a shorter step for all. One that no such step moves is named.
+    for number, times in enumerate(SHORTER):
         if not stuck.any():
             break
-        positions, _, late, _, _ = run(50 + number, positions, epsilon, steps, mass, adapt=False)
-        stuck &= np.asarray(late) <= STUCK
+        moved, _, late, _, _ = run(50 + number, positions, times * epsilon, steps, mass, adapt=False)
+        if np.all(np.asarray(late) > STUCK):
+            positions, epsilon, rates, stuck = moved, times * epsilon, late, np.zeros_like(stuck)
     return CHMCTuning(float(epsilon), steps, mass, boundary_step, float(jnp.mean(rates)), positions, stuck)
 
 
