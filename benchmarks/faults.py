@@ -559,7 +559,7 @@ def main() -> None:
         failed |= row.fine != row.trials
         print(f"| {row.what} | {row.trials} | {row.fine} | {row.seen} |", flush=True)
     shutil.rmtree(cache, ignore_errors=True)
-    sys.exit(failed)
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":
