@@ -507,7 +507,7 @@ def long_runs(setting: Setting) -> Row:
             moved = {"num_steps": step - 5, "num_warmup": step - 15}
             late = dataclasses.replace(trace, provenance=trace.provenance | moved, state=state)
             whole, parts = run(resume=late), run(resume=late, chunk_size=3)
-            values = whole.apply(KNOWN.problem.equality_fn)
+            values = whole.apply(KNOWN.problem.equality_value)
             moving = len(np.unique(whole["x"].reshape(whole.num_chains, 20, -1)[0], axis=0)) > 12
             right = np.allclose(whole.sample_stats["equality"], values, atol=1e-4)
             fine += right and moving and same_prefix(parts, whole) and whole.provenance["num_steps"] == step + 5

@@ -259,12 +259,12 @@ def landing():
         ):
             problem, starts = known.problem, scale * jax.random.normal(jax.random.key(0), (256, known.dim))
             solve = lambda x, p=problem: (
-                optimistix.least_squares(lambda y, _: p.equality_fn(y), solver, x, throw=False, max_steps=100).value
+                optimistix.least_squares(lambda y, _: p.equality_value(y), solver, x, throw=False, max_steps=100).value
             )
             calls = {"ours": lambda p=problem, x=starts: _land_all(p, x, 100).position}
             calls["theirs"] = partial(jax.jit(jax.vmap(solve)), starts)
             for name, call in calls.items():
-                off = np.abs(jax.vmap(problem.equality_fn)(call())).max()
+                off = np.abs(jax.vmap(problem.equality_value)(call())).max()
                 assert off < 1e-9, f"{name} did not land on {known.name}"
             best = in_turns(5, **{name: lambda c=call: seconds_of(c) for name, call in calls.items()})
             rows.append(row(f"land, {known.name}", best["ours"], best["theirs"], "optimistix GaussNewton", 1.5))

@@ -44,6 +44,7 @@ from ogradient.samplers import (
 from ogradient.status import ConstraintWarning, ConvergenceWarning, SamplingError, Status
 from ogradient.stein import imq, rbf
 from ogradient.trace import Trace, load
+from ogradient.warmup import tune
 
 __all__ = [
     "SAMPLERS",
@@ -80,6 +81,7 @@ __all__ = [
     "sample",
     "sliced_wasserstein",
     "svgd",
+    "tune",
     "with_batch",
 ]
 

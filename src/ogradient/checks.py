@@ -13,10 +13,11 @@ from jax import Array, lax
 from ogradient.diagnostics.mixing import fixed_scalars, screen
 from ogradient.geometry import frame_at, random_signs, row_lengths, steer, value_and_jacobian
 from ogradient.land import land
-from ogradient.problem import Position, Problem, as_positions, shapes_of
+from ogradient.problem import Problem
 from ogradient.status import Status, warn
 from ogradient.stein import over_particles
 from ogradient.trace import Trace, leaf_names
+from ogradient.userfunctions import Position, as_positions, shapes_of
 
 NEWTON_STEPS = 24
 TURNED = 0.25  # of a gradient within 8 roundings of x: beyond, the set is not resolved
@@ -142,9 +143,8 @@ def check_start(
 
 @partial(jax.jit, static_argnums=2)
 def _inspect_all(problem: Problem, positions: Position, constrained: bool) -> dict[str, Array]:
-    if problem.source is not None:  # on one batch, where there are batches; one chain at a time, since data take memory
-        batch_fn = problem.source.model.batch_fn
-        problem = problem if batch_fn is not None else problem.view(jax.random.key(0))
+    if problem.data is not None:  # on one batch, where there are batches; one chain at a time, since data take memory
+        problem = problem if problem.batch_fn is not None else problem.view(jax.random.key(0))
         return lax.map(lambda position: _inspect(problem, position, constrained), positions)
     return jax.vmap(lambda position: _inspect(problem, position, constrained))(positions)
 
@@ -162,7 +162,7 @@ def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[st
         return x + steer(frame, jnp.zeros_like(x), -frame.value), seen
 
     last, (values, norms, size, deficient) = lax.scan(newton, x, length=NEWTON_STEPS + 1)
-    bounds, slopes = value_and_jacobian(lambda x: problem.inequality_fn(unravel(x)), x)
+    bounds, slopes = value_and_jacobian(lambda x: problem.inequality_value(unravel(x)), x)
     report |= {"bounds": bounds, "slopes": row_lengths(slopes)}
     report |= {"values": values, "norms": norms, "size": size, "deficient": deficient}
     # Where the starts land: how far the gradients turn within a few roundings of x, and the size of the terms of g.
@@ -179,17 +179,16 @@ def _warn_not_a_sum(problem: Problem, positions: Position) -> None:
 
     A likelihood that cannot take other rows than its own (it may hold weights of its own) is not looked at.
     """
-    if problem.source is None:
+    if problem.data is None:
         return
-    model, data = problem.source.model, problem.source.data
+    model, data = problem.data.model, problem.data.rows
     once = jax.tree.map(lambda leaf: leaf[: model.batch_size], data)
     position = jax.tree.map(lambda leaf: leaf[0], positions)
     name = "loglikelihood_fn" if model.joint_fn is None else "joint_fn"
     try:
         once = once if model.augment is None else model.augment(jax.random.key(0), once)
         twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), once)
-        value = lambda batch: model.bind(batch, batch, 1.0).logdensity_fn(position) - model.logprior_fn(position)
-        single, double = (float(value(batch)) for batch in (once, twice))  # not compiled, which would take longer
+        single, double = (float(model.loglikelihood(position, batch)) for batch in (once, twice))
     except Exception:  # whatever a user's function may raise on a batch of another size
         return
     same = lambda factor: single != 0 and abs(double - factor * single) <= 1e-3 * abs(single)
@@ -207,7 +206,7 @@ def _warn_not_a_sum(problem: Problem, positions: Position) -> None:
 
 def _warn_partial(problem: Problem) -> None:
     """A constraint on the likelihood's few rows is seldom meant; given a size of its own, it is."""
-    model = None if problem.source is None else problem.source.model
+    model = None if problem.data is None else problem.data.model
     if (
         model is None
         or model.batch_size is None
@@ -237,7 +236,7 @@ def land_starts(problem: Problem, positions: Position) -> Position:
     lost = np.flatnonzero(np.asarray(landing.status) != Status.OK)
     if lost.size:
         residual, rank = (np.asarray(part)[lost].min() for part in (landing.residual, landing.rank))
-        rows = jax.eval_shape(problem.equality_fn, jax.tree.map(lambda leaf: leaf[0], positions)).shape[0]
+        rows = jax.eval_shape(problem.equality_value, jax.tree.map(lambda leaf: leaf[0], positions)).shape[0]
         why = (
             f" The Jacobian has rank {rank} of {rows} there: constraints conflict, or a gradient vanishes."
             if rank < rows
@@ -402,7 +401,7 @@ def _refuse_unresolved(report: dict[str, np.ndarray], regular: np.ndarray) -> No
 
 def _refuse_points(problem: Problem, deficient: np.ndarray, positions: Position) -> None:
     one = jax.tree.map(lambda leaf: leaf[0], positions)
-    dim, rows = problem.flatten(one)[0].size, jax.eval_shape(problem.equality_fn, one).shape[0]
+    dim, rows = problem.flatten(one)[0].size, jax.eval_shape(problem.equality_value, one).shape[0]
     if rows >= dim and not deficient.all():
         raise ValueError(
             f"equality has {rows} independent rows and the position {dim} coordinate{'s' * (dim > 1)}: the set is of dimension "

@@ -1,30 +1,48 @@
-"""The compiled part of a run: a chunk of steps of all chains."""
+"""The compiled part of a run: a chunk of steps of all chains. Warm-up and run use the same one.
+
+The problem's data, the parameters of the kernel and all counts are arguments of the compiled function, so one compilation serves
+warm-up and run, and any later run with an equal kernel and equal functions on data of the same shapes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ogradient.keys import step_keys
+from ogradient.pace import Pace, follow, own_steps
 from ogradient.posterior import with_batch
-from ogradient.problem import Position, Problem
-from ogradient.samplers.base import is_ensemble, step_for
+from ogradient.problem import Problem
+from ogradient.samplers.base import Kernel
 from ogradient.status import Status
 from ogradient.stein import over_particles
+from ogradient.userfunctions import Position, dtype_of
 
 MOST_STEPS = 2**31 - 1  # of one chunk: devices count with 32 bits
+CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device,
+CHUNK_ROWS = (
+    4096  # and how many at most; it does not follow num_samples, so that runs of any length share a compilation
+)
+
+
+@partial(jax.jit, static_argnums=0)
+def start(kernel: Kernel, positions: Position) -> Any:
+    """The states of all chains at their positions."""
+    return jax.vmap(kernel.init)(positions)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def run_chunk(
     problem: Problem,
-    step: Callable,
+    kernel: Kernel,
     capacity: int,
+    parameters: dict[str, Any],
+    pace: Pace | None,
     key: Array,
     states: Any,
     begin: Array,
@@ -32,68 +50,131 @@ def run_chunk(
     row_end: Array,
     thinning: Array,
     batches: Any,
-) -> tuple[Any, Any, Array]:
-    """`steps` steps of all chains: their states, the rows kept, and statuses counted per chain.
+) -> tuple[Any, Any, Array, Pace | None]:
+    """`steps` steps of all chains: their states, the rows kept, statuses counted per chain, and the pace.
 
     `begin` is the lower word of the first step, for the keys. All other counts are relative to it, so that a run may be
-    longer than 32 bits count: `row_end` is how many steps it takes to the end of the first row. Counts and the data of the
-    problem are arguments of the compiled function, so one compilation serves a run, and any later run of the same problem and
-    algorithm. `batches` are (the place of the first step in the lot, the lot), where a batch_fn brings them.
+    longer than 32 bits count: `row_end` is how many steps it takes to the end of the first row. `batches` are (the place of the
+    first step in the lot, the lot), where a batch_fn brings them.
     """
 
     def body(i: Array, carry: Any) -> Any:
-        states, rows, counts = carry
+        states, rows, counts, pace = carry
         past = i - row_end  # -1 is the last step of the first row
         kept = (past >= -1) & ((past + 1) % thinning == 0)
         current = problem
         if batches is not None:
             current = with_batch(problem, jax.tree.map(lambda leaf: leaf[batches[0] + i], batches[1]))
-        states, row, status = step_and_observe(current, step, key, states, begin + i.astype(jnp.uint32), kept)
+        t = begin + i.astype(jnp.uint32)
+        states, row, status, pace = step_and_observe(current, kernel, parameters, pace, key, states, t, kept)
         # Every step writes its row; the last step of a row wins, so nothing is branched on or stored twice.
         at = jnp.maximum(1 + past // thinning, 0)
         rows = jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
-        return states, rows, counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32)
+        return states, rows, counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32), pace
 
-    seen = problem if batches is None else with_batch(problem, problem.source.data)
-    _, row, _ = jax.eval_shape(partial(step_and_observe, seen, step, key), states, begin)
+    row = row_shapes(problem, kernel, parameters, pace, key, states)
     rows = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), row)
     counts = jnp.zeros((jax.tree.leaves(states)[0].shape[0], len(Status)), jnp.int32)
-    return lax.fori_loop(0, steps, body, (states, rows, counts))
+    return lax.fori_loop(0, steps, body, (states, rows, counts, pace))
+
+
+def row_shapes(
+    problem: Problem, kernel: Kernel, parameters: dict[str, Any], pace: Pace | None, key: Array, states: Any
+) -> dict[str, Any]:
+    """Shapes and dtypes of what one kept draw of all chains leaves."""
+    seen = problem
+    if problem.batch_fn is not None and problem.data is not None:
+        seen = with_batch(problem, problem.data.rows)
+    observe = lambda states: step_and_observe(seen, kernel, parameters, pace, key, states, jnp.uint32(0))[1]
+    return jax.eval_shape(observe, states)
+
+
+def capacity_of(*arguments: Any) -> int:
+    """How many rows of `row_shapes(*arguments)` a chunk holds: one more than it may keep, for a row begun and not finished."""
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row_shapes(*arguments)))
+    return int(np.clip(CHUNK_BYTES // max(size, 1), 1, CHUNK_ROWS)) + 1
 
 
 def step_and_observe(
-    problem: Problem, step: Callable, key: Array, states: Any, t: Array, kept: Array | bool = True
-) -> tuple[Any, dict[str, Any], Array]:
-    """One step of all chains: states, what a kept draw leaves in the trace, and statuses.
+    problem: Problem,
+    kernel: Kernel,
+    parameters: dict[str, Any],
+    pace: Pace | None,
+    key: Array,
+    states: Any,
+    t: Array,
+    kept: Array | bool = True,
+) -> tuple[Any, dict[str, Any], Array, Pace | None]:
+    """One step of all chains: states, what a kept draw leaves in the trace, statuses, and the pace.
 
     A draw leaves its position, its constraint values, and the info's other numbers per chain. Constraint values are
     computed here, for kept draws only: the compiler then drops the info's own.
     """
     num_chains = jax.tree.leaves(states)[0].shape[0]
     keys = step_keys(key, num_chains, t)
-    ensemble = is_ensemble(step)
-    together = None if ensemble else problem.chains_together
-    current = step_for(step, problem)
+    together = None if kernel.ensemble else problem.chains_together
     before = getattr(states, "iteration", None)
-    states, info = over_particles(lambda argument: current(*argument), (keys, states), together)
+    # Each chain has a step size of its own in warm-up.
+    own, shorter = ({}, None) if pace is None else ({"step_size": own_steps(pace)[0]}, own_steps(pace)[1])
+    own = {name: jnp.broadcast_to(value, (num_chains,)) for name, value in own.items()}
+
+    def step(argument: tuple[Array, Any, dict[str, Array]]) -> tuple[Any, Any]:
+        key, state, own = argument
+        return kernel.step(key, state, problem, parameters | own)
+
+    states, info = over_particles(step, (keys, states, own), together)
     if before is not None and jnp.issubdtype(before.dtype, jnp.integer):
         # Past 2³¹ the count that schedules look at would turn negative: it stays at the largest.
         full = before == jnp.iinfo(before.dtype).max
         states = states._replace(iteration=jnp.where(full, before, states.iteration))
-    constraint = {}
-    if problem.constrained:
-
-        def value(key: Array, position: Position) -> dict[str, Array]:
-            view = problem.view(key)  # the batch that the step saw
-            return (jax.vmap(view.constraint_value) if ensemble else view.constraint_value)(position)
-
-        values = lambda position: over_particles(lambda argument: value(*argument), (keys, position), together)
-        zeros = lambda p: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, p))
-        constraint = lax.cond(kept, values, zeros, states.position)
     fields = info._asdict() if hasattr(info, "_asdict") else {}
     numbers = {name: v for name, v in fields.items() if isinstance(v, jax.Array) and v.ndim == 1}
+    if pace is not None and shorter is not None:
+        pace, numbers["steering"] = follow(pace, fields["steering"], shorter)
     status = fields.get("status", jnp.zeros((num_chains,), jnp.int32))
-    return states, {"position": states.position, "stats": constraint | numbers}, status
+    stats = _constraint_values(problem, kernel, keys, states.position, kept, together) | numbers
+    return states, {"position": states.position, "stats": stats}, status, pace
+
+
+def _constraint_values(
+    problem: Problem, kernel: Kernel, keys: Array, positions: Position, kept: Array | bool, together: int | None
+) -> dict[str, Array]:
+    """Of all chains, on the batch that the step saw; zeros where no draw is kept."""
+    if not problem.constrained:
+        return {}
+
+    def value(argument: tuple[Array, Position]) -> dict[str, Array]:
+        key, position = argument
+        view = problem.view(key)
+        return (jax.vmap(view.constraint_value) if kernel.ensemble else view.constraint_value)(position)
+
+    values = lambda positions: over_particles(value, (keys, positions), together)
+    zeros = lambda p: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, p))
+    return lax.cond(kept, values, zeros, positions)
+
+
+def arguments_of(kernel: Kernel, parameters: dict[str, Any], positions: Position) -> tuple[dict[str, Any], Pace | None]:
+    """Parameters and pace as a compiled chunk takes them.
+
+    All numbers are NumPy's and of one dtype: then a number of Python's and an array are the same program, and nothing is compiled
+    to convert them. The step size of a steered kernel is in its pace.
+    """
+    dtype = np.dtype(dtype_of(positions))
+    as_number = lambda leaf: np.asarray(leaf, np.int32 if np.asarray(leaf).dtype.kind in "iub" else dtype)
+    parameters = jax.tree.map(as_number, parameters)
+    if not kernel.steered or "step_size" not in parameters:
+        return parameters, None
+    rest = {name: value for name, value in parameters.items() if name != "step_size"}
+    return rest, pace_of(parameters["step_size"], positions, adapt=False, target=0.0)
+
+
+def pace_of(step_size: Any, positions: Position, *, adapt: bool, target: float) -> Pace:
+    """A pace that begins with a step size. All of it is NumPy's, so that nothing is compiled for it."""
+    leaf, dtype = jax.tree.leaves(positions)[0], np.dtype(dtype_of(positions))
+    number: Any = lambda value, dtype=dtype: np.asarray(value, dtype)
+    log_step, refused = number(np.log(step_size)), number(np.zeros(leaf.shape[0]), np.int32)
+    begin = number(step_size)
+    return Pace(number(adapt, bool), number(target), begin, log_step, log_step, number(0), number(1), refused)
 
 
 def rows_before(step: int, warmup: int, thinning: int) -> int:

@@ -16,9 +16,10 @@ from ogradient.diagnostics.distance import Distance, distance_to_set
 from ogradient.diagnostics.jumps import largest_jump
 from ogradient.diagnostics.mixing import Screen, screen
 from ogradient.findings import Finding, Level, mixing_findings, movement_finding, percent, status_finding
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.stein import over_particles
 from ogradient.trace import Trace
+from ogradient.userfunctions import Position
 
 KSD_DRAWS = 1000
 KSD_LEVEL = 0.01
@@ -109,7 +110,7 @@ def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None
     if problem is None or distance is None:
         text = STREAMED if streamed else "; pass the problem to have that put into units of the draws."
         return Finding("constraint", "unknown", numbers + text)
-    noisy = problem.source is not None and problem.source.model.noisy_constraint
+    noisy = problem.noisy_constraint
     if noisy:  # what the trace has is of the rows that a step saw
         g = np.abs(distance.value)
         numbers = f"on all rows mean |g| {g.mean():.2g}, max |g| {g.max():.2g}"
@@ -149,9 +150,9 @@ def _gradients(trace: Trace, distance: Distance) -> Finding:
 def _feasibility(trace: Trace, problem: Problem | None, *, streamed: bool) -> Finding:
     values = trace.sample_stats["inequality"]
     values = values[:, -1] if trace.ensemble else values
-    noisy = problem is not None and problem.source is not None and problem.source.model.noisy_constraint
+    noisy = problem is not None and problem.noisy_constraint
     if noisy:  # what the trace has is of the rows that a step saw
-        bounds = lambda problem, position: problem.inequality_fn(position)
+        bounds = lambda problem, position: problem.inequality_value(position)
         values = np.asarray(_over(bounds, problem, _subsample(_last(trace), KSD_DRAWS)))  # type: ignore[arg-type]
     outside = (values > 0).any(axis=-1)
     largest = values.reshape(-1, values.shape[-1]).max(axis=0)

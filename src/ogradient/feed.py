@@ -26,11 +26,6 @@ SETTINGS = (  # of JAX, where a context manager sets them for one thread only
 )
 
 
-def batch_fn_of(problem: Problem) -> Callable[[int], Any] | None:
-    """The user's batch_fn, where the data come from one."""
-    return None if problem.source is None else problem.source.model.batch_fn
-
-
 class BatchError(Exception):
     """A batch that cannot be used. The message names its step; the cause is the user's own error, if there was one."""
 
@@ -42,11 +37,11 @@ class Feed:
     """
 
     def __init__(self, problem: Problem) -> None:
-        batch_fn = batch_fn_of(problem)
-        assert batch_fn is not None
-        self.batch_fn = batch_fn
-        leaves = jax.tree.leaves(problem.source.data)
-        self.structure: Any = jax.tree.structure(problem.source.data)
+        assert problem.batch_fn is not None
+        assert problem.data is not None
+        self.batch_fn = problem.batch_fn
+        leaves = jax.tree.leaves(problem.data.rows)
+        self.structure: Any = jax.tree.structure(problem.data.rows)
         self.like = [(leaf.shape, leaf.dtype) for leaf in leaves]
         size = sum(leaf.nbytes for leaf in leaves)
         self.length = int(np.clip(FEED_BYTES // max(size, 1), 1, FEED_STEPS))

@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ogradient.geometry import ConstraintFn, Frame, frame_at, landing, row_lengths, solve, value_and_jacobian
-from ogradient.problem import Position, Problem, as_positions
+from ogradient.problem import Problem
 from ogradient.status import Status
 from ogradient.stein import over_particles
+from ogradient.userfunctions import Position, as_positions
 
 HALVINGS = 8
 MAX_ITERATIONS = 100
@@ -79,21 +80,21 @@ def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITE
     return _land_all(problem, positions, max_iterations)
 
 
-def units_of(points: Array) -> Array:
+def units_of(points: Any, xp: Any = jnp) -> Any:
     """Units (d,) of the coordinates of points (n, d): 1, or their spreads where those differ more than a hundredfold.
 
-    Coordinates that are the same in all points have no spread, and take the smallest.
+    Coordinates that are the same in all points have no spread, and take the smallest. `xp` is jax.numpy or numpy.
     """
-    spread, size = jnp.std(points, axis=0), jnp.max(jnp.abs(points), axis=0)
+    spread, size = xp.std(points, axis=0), xp.max(xp.abs(points), axis=0)
     free = spread > FIXED * jnp.finfo(points.dtype).eps * size
-    smallest = jnp.min(jnp.where(free, spread, jnp.inf))
-    unequal = (points.shape[0] >= 4) & jnp.any(free) & (jnp.max(spread) > UNEQUAL * smallest)
-    return jnp.where(unequal, jnp.where(free, spread, smallest), 1.0)
+    smallest = xp.min(xp.where(free, spread, xp.inf))
+    unequal = (points.shape[0] >= 4) & xp.any(free) & (xp.max(spread) > UNEQUAL * smallest)
+    return xp.where(unequal, xp.where(free, spread, smallest), 1.0)
 
 
 @partial(jax.jit, static_argnums=2)
 def _land_all(problem: Problem, positions: Position, max_iterations: int) -> Landing:
-    together = None if problem.source is None else 1  # data take memory for each point
+    together = None if problem.data is None else 1  # data take memory for each point
     units = units_of(jax.vmap(lambda position: problem.flatten(position)[0])(positions))
     return over_particles(lambda position: land_one(problem, position, max_iterations, units), positions, together)
 
@@ -106,7 +107,7 @@ def land_one(
     units = jnp.ones_like(x) if units is None else units
     x, unravel = x / units, lambda y: unravel_x(units * y)
     equality = lambda y: plain_equality(units * y)
-    inequality = lambda y: problem.inequality_fn(unravel(y))
+    inequality = lambda y: problem.inequality_value(unravel(y))
     bounds, slopes = value_and_jacobian(inequality, x)
     slopes = row_lengths(slopes)
     outside = jnp.max(jnp.where(slopes > 0, bounds / jnp.where(slopes > 0, slopes, 1.0), 0.0), initial=0.0)

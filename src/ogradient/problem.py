@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import jax
@@ -12,10 +11,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-Position = Any  # any pytree of floating-point arrays
-Functions = Callable[[Position], Any] | Sequence[Callable[[Position], Any]]
+from ogradient.data import Data
+from ogradient.userfunctions import Position, as_functions, calling, checked, dtype_of, same_key, stack
+
 Measure = Literal["conditional", "hausdorff"]
 LARGE_BATCH = 2**18  # bytes
+KINDS = ("equality", "inequality")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,48 +33,55 @@ class Problem:
 
     >>> import jax.numpy as jnp, ogradient as og
     >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)
-    >>> float(problem.equality_fn(jnp.array([1.0, 1.0]))[0])
+    >>> float(problem.equality_value(jnp.array([1.0, 1.0]))[0])
     2.0
     """
 
-    logdensity_fn: Callable[[Position], Any]
-    equality: Functions | None = None
-    inequality: Functions | None = None
+    logdensity_fn: Callable[[Position], Any] | None
+    equality: Callable | Sequence[Callable] | None = None
+    inequality: Callable | Sequence[Callable] | None = None
     measure: Measure = "conditional"
-    source: Any = field(default=None, repr=False)  # data and what is done with them; set by `og.posterior`
-    _equalities: tuple[Callable[[Position], Any], ...] = field(init=False, repr=False)
-    _inequalities: tuple[Callable[[Position], Any], ...] = field(init=False, repr=False)
+    data: Data | None = field(default=None, repr=False)  # of og.posterior: then functions take a batch as well
 
     def __post_init__(self) -> None:
-        if not callable(self.logdensity_fn):
+        if not callable(self.logdensity_fn) and self.data is None:
             raise ValueError(
                 f"logdensity_fn must be a function of a position; got {type(self.logdensity_fn).__name__}."
             )
         if self.measure not in get_args(Measure):
             raise ValueError(f"measure must be 'conditional' or 'hausdorff'; got {self.measure!r}.")
-        for kind, name in (("equality", "_equalities"), ("inequality", "_inequalities")):
+        for kind in KINDS:
             functions = as_functions(kind, getattr(self, kind))
-            object.__setattr__(self, name, functions)
             object.__setattr__(self, kind, getattr(self, kind) if functions else None)  # an empty list is none
 
     def __repr__(self) -> str:
         kinds = [kind for kind in ("equality", "inequality") if getattr(self, kind) is not None]
-        what = "Problem" if self.source is None else f"posterior over {self.source}"
+        what = "Problem" if self.data is None else f"posterior over {self.data}"
         return f"<{what} with {' and '.join(kinds) or 'no constraint'}, {self.measure} measure>"
 
     @property
     def stochastic(self) -> bool:
         """Whether a step sees a random part of the data, rather than all of them."""
-        return self.source is not None and self.source.model.stochastic
+        return self.data is not None and self.data.model.stochastic
+
+    @property
+    def noisy_constraint(self) -> bool:
+        """Whether steps see different constraints."""
+        return self.data is not None and self.data.model.noisy_constraint
+
+    @property
+    def batch_fn(self) -> Callable[[int], Any] | None:
+        """The user's batch_fn, where the data come from one."""
+        return None if self.data is None else self.data.model.batch_fn
 
     def view(self, key: Array | None) -> Problem:
         """The problem as one step sees it: with the batch that the step's key draws. Without batches, itself."""
-        return self.source.view(key) if self.stochastic else self
+        return replace(self, data=self.data.seen_by(key)) if self.data is not None and self.stochastic else self
 
     @property
     def whole(self) -> bool:
         """Whether the functions here are of all the data; not where those come batch by batch."""
-        return self.source is None or self.source.model.batch_fn is None or self.source.model.fed
+        return self.batch_fn is None or (self.data is not None and self.data.model.fed)
 
     def check_whole(self) -> None:
         """Refuse, with the remedy, data that come batch by batch: no call has all of them to judge by."""
@@ -85,8 +93,8 @@ class Problem:
 
     @property
     def draws_together(self) -> int | None:
-        """Of how many draws functions are computed together in diagnostics: data take memory for each; None is all."""
-        return None if self.source is None else 16
+        """Draws evaluated per block in diagnostics; None means all. Data take memory for each."""
+        return None if self.data is None else 16
 
     @property
     def chains_together(self) -> int | None:
@@ -95,35 +103,40 @@ class Problem:
         On a CPU one at a time where a batch is large: what a chain computes of it then stays in the cache, which is up to twice
         as fast as all chains side by side.
         """
-        large = self.source is not None and self.source.batch_bytes > LARGE_BATCH
+        large = self.data is not None and self.data.batch_bytes > LARGE_BATCH
         return 1 if large and jax.default_backend() == "cpu" else None
 
     @property
     def constrained(self) -> bool:
         """Whether any equality or inequality was given."""
-        return bool(self._equalities or self._inequalities)
+        return self.equality is not None or self.inequality is not None
 
     def logdensity(self, position: Position) -> Array:
         """Log π at one position, as a scalar of the position's dtype."""
-        return jnp.asarray(self.logdensity_fn(position), _dtype(position))
+        logdensity: Any = self.logdensity_fn if self.data is None else self.data.logdensity
+        return jnp.asarray(logdensity(position), dtype_of(position))
 
-    def equality_fn(self, position: Position) -> Array:
+    def equality_value(self, position: Position) -> Array:
         """All equality functions at one position, flattened to shape (m,)."""
-        return _stack(self._equalities, position)
+        return self._values("equality", position)
 
-    def inequality_fn(self, position: Position) -> Array:
+    def inequality_value(self, position: Position) -> Array:
         """All inequality functions at one position, flattened to shape (p,)."""
-        return _stack(self._inequalities, position)
+        return self._values("inequality", position)
 
     def constraint_value(self, position: Position) -> dict[str, Array]:
         """`{"equality": (m,), "inequality": (p,)}` at one position; a kind that was not given is left out."""
-        kinds = (("equality", self._equalities), ("inequality", self._inequalities))
-        return {kind: _stack(functions, position) for kind, functions in kinds if functions}
+        return {kind: self._values(kind, position) for kind in KINDS if getattr(self, kind) is not None}
+
+    def _values(self, kind: str, position: Position) -> Array:
+        if self.data is not None:
+            return self.data.constraint(kind, position)
+        return stack([function(position) for function in as_functions(kind, getattr(self, kind))], position)
 
     def flatten(self, position: Position) -> tuple[Array, Callable[[Array], Array], Callable[[Array], Array], Callable]:
         """The problem in flat coordinates: x of shape (d,), log density and g as functions of x, and the way back."""
         x, unravel = ravel_pytree(position)
-        return x, lambda x: self.logdensity(unravel(x)), lambda x: self.equality_fn(unravel(x)), unravel
+        return x, lambda x: self.logdensity(unravel(x)), lambda x: self.equality_value(unravel(x)), unravel
 
     def check(self, position: Position) -> None:
         """Check shapes and dtypes of one position and of what the functions return there, without computing.
@@ -145,92 +158,54 @@ class Problem:
                     f"positions need at least 32 bits; got a leaf of dtype {dtype}, in which small moves would be rounded away. "
                     "Keep the position in float32 and cast inside your functions."
                 )
-        if self.source is not None:
-            self.source.check(position)
-        with calling("logdensity_fn", position):
-            jax.eval_shape(lambda p: checked("logdensity_fn", self.logdensity_fn(p), scalar=True), position)
-        for kind, functions in (("equality", self._equalities), ("inequality", self._inequalities)):
-            for index, function in enumerate(functions):
-                name = kind if len(functions) == 1 else f"{kind}[{index}]"
-                with calling(name, position):
-                    jax.eval_shape(lambda p, f=function, n=name: checked(n, f(p), scalar=False), position)
-        dim, rows = sum(jnp.size(leaf) for leaf in leaves), jax.eval_shape(self.equality_fn, position).shape[0]
+        if self.data is not None:
+            self.data.check(position)
+        else:
+            self._check_functions(position)
+        dim, rows = sum(jnp.size(leaf) for leaf in leaves), jax.eval_shape(self.equality_value, position).shape[0]
         if rows > dim:
             raise ValueError(
                 f"equality returns {rows} values but the position has only {dim} coordinates, "
                 "so they cannot all be independent. Drop the redundant ones; average those of single rows of data (jnp.mean)."
             )
 
+    def _check_functions(self, position: Position) -> None:
+        logdensity: Any = self.logdensity_fn
+        with calling("logdensity_fn", position):
+            jax.eval_shape(lambda p: checked("logdensity_fn", logdensity(p), scalar=True), position)
+        for kind in KINDS:
+            functions = as_functions(kind, getattr(self, kind))
+            for index, function in enumerate(functions):
+                name = kind if len(functions) == 1 else f"{kind}[{index}]"
+                with calling(name, position):
+                    jax.eval_shape(lambda p, f=function, n=name: checked(n, f(p), scalar=False), position)
+
+
+class _Static:
+    """The functions and the measure of a problem: equal where those are, so that compiled programs are found again."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.functions = (problem.logdensity_fn, problem.equality, problem.inequality, problem.measure)
+        as_tuple = lambda given: tuple(given) if isinstance(given, list) else given
+        self.key = same_key(*(as_tuple(part) for part in self.functions))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def problem(self, data: Data | None) -> Problem:
+        problem = object.__new__(Problem)  # checked when it was made
+        names = ("logdensity_fn", "equality", "inequality", "measure", "data")
+        for name, value in zip(names, (*self.functions, data), strict=True):
+            object.__setattr__(problem, name, value)
+        return problem
+
 
 # Compiled functions take a problem as an argument: its data then are arrays like any others, and not written into the program.
 jax.tree_util.register_pytree_node(
     Problem,
-    lambda problem: ((), problem) if problem.source is None else ((problem.source.data,), problem.source.model),
-    lambda kept, children: kept if isinstance(kept, Problem) else kept.problem(children[0]),
+    lambda problem: ((problem.data,), _Static(problem)),
+    lambda static, children: static.problem(children[0]),
 )
-
-
-def as_functions(kind: str, given: Any) -> tuple[Callable[..., Any], ...]:
-    """One function, a list of them or None, as a tuple."""
-    functions = () if given is None else (given,) if callable(given) else given
-    if not isinstance(functions, tuple | list) or not all(callable(f) for f in functions):
-        raise ValueError(f"{kind} must be a function, or a list of functions; got {given!r}.")
-    return tuple(functions)
-
-
-def _dtype(position: Position) -> Any:
-    return jnp.result_type(*jax.tree.leaves(position))
-
-
-def as_positions(positions: Position) -> Position:
-    """All leaves as arrays of one precision, the widest: in a narrower leaf x would lose its last digits at each step."""
-    positions = jax.tree.map(jnp.asarray, positions)
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves(positions)}
-    if len(dtypes) < 2 or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-        return positions
-    widest = max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits)
-    return jax.tree.map(lambda leaf: leaf.astype(widest), positions)
-
-
-def _stack(functions: tuple[Callable[[Position], Any], ...], position: Position) -> Array:
-    dtype = _dtype(position)
-    rows = [jnp.ravel(jnp.asarray(function(position), dtype)) for function in functions]
-    return rows[0] if len(rows) == 1 else jnp.concatenate(rows) if rows else jnp.zeros((0,), dtype)
-
-
-@contextmanager
-def calling(name: str, position: Position, batch: Any = None) -> Iterator[None]:
-    """An error inside a user's function keeps its traceback and gets a note: what was called, with what shapes."""
-    try:
-        yield
-    except Exception as error:
-        what = f"{name}(position)" if batch is None else f"{name}(position, batch) with batch {shapes_of(batch)} and"
-        error.add_note(
-            f"This happened in {what}{' with' if batch is None else ''} one position (one chain) {shapes_of(position)}."
-        )
-        raise
-
-
-def shapes_of(tree: Any) -> str:
-    """Shapes of all leaves of a pytree, by name."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return ", ".join(f"{jax.tree_util.keystr(path)}{list(jnp.shape(leaf))}" for path, leaf in leaves) or "nothing"
-
-
-def checked(name: str, value: Any, *, scalar: bool) -> Array:
-    """What a user's function returned, as an array; refused if it is not what the library can use."""
-    wanted = "a scalar" if scalar else "a scalar or an array"
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must return {wanted}; got {type(value).__name__}: {value!r}.") from None
-    if not (jnp.issubdtype(array.dtype, jnp.floating) or isinstance(value, int)):
-        raise ValueError(f"{name} must return {wanted} of real floating-point numbers; got dtype {array.dtype}.")
-    if scalar and array.shape != ():
-        raise ValueError(
-            f"{name} must return a scalar for one position; got shape {array.shape}. "
-            "Sum over the terms (jnp.sum), and do not add a chain axis: the library maps over chains."
-        )
-    if array.size == 0:
-        raise ValueError(f"{name} must return at least one value; got shape {array.shape}.")
-    return array

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ogradient.posterior import describe_data
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.samplers import SAMPLERS
-from ogradient.samplers.base import SamplingAlgorithm, describe, plain_settings
+from ogradient.samplers.base import SamplingAlgorithm, kernel_of, plain_settings
 from ogradient.trace import Trace, in_order_of
+from ogradient.userfunctions import Position
 
 
 def continue_run(
@@ -37,15 +37,11 @@ def continue_run(
     if thinning not in (1, past["thinning"]):
         raise ValueError(f"resume continues a run with thinning={past['thinning']}; got thinning={thinning}.")
     if algorithm is None or algorithm == past["algorithm"]:  # its name stands for the settings of the trace
-        settings = {k: np.asarray(v) if isinstance(v, list) else v for k, v in past["settings"].items()}
-        if past["algorithm"] not in SAMPLERS or resume.ensemble or isinstance(settings["step_size"], str):
-            raise ValueError(
-                f"resume continues a run of {past['algorithm']} with {past['settings']}; pass that algorithm again."
-            )
-        algorithm = SAMPLERS[past["algorithm"]](problem, **settings)
+        algorithm = algorithm_of(resume, problem)
     if isinstance(algorithm, str):
         raise ValueError(f"resume continues a run of {past['algorithm']}; got algorithm={algorithm!r}.")
-    name, now = describe(algorithm)[0], plain_settings(algorithm)
+    kernel = kernel_of(algorithm)
+    name, now = kernel.name, plain_settings(algorithm)
     if name != past["algorithm"] or now != past["settings"]:
         raise ValueError(
             f"resume continues a run of {past['algorithm']} with {past['settings']}; the algorithm given is {name} with {now}."
@@ -54,7 +50,7 @@ def continue_run(
         raise ValueError(
             "the position was a container that is not saved (a NamedTuple, say): give initial_positions as well."
         )
-    before, data = past.get("data"), describe_data(problem)
+    before, data = past.get("data"), None if problem.data is None else problem.data.describe()
     # Traces of earlier versions have another sum, over some of the rows.
     if (before is None) != (data is None) or (before and any(before.get(k, v) != v for k, v in (data or {}).items())):
         raise ValueError(
@@ -62,10 +58,14 @@ def continue_run(
             "run from the last positions instead."
         )
     draws = resume.position if positions is None else in_order_of(resume, positions)
-    last = jax.tree.map(lambda leaf: leaf[:, -1], draws)
-    _check_same_constraint(resume, problem, last)
-    wanted = jax.eval_shape(jax.vmap(algorithm.init), last)
-    leaves, expected = jax.tree.leaves(resume.state), jax.tree.leaves(wanted)
+    leaves, structure = jax.tree.leaves(resume.state), jax.tree.structure(draws)
+    if resume.num_draws:
+        last = jax.tree.map(lambda leaf: leaf[:, -1], draws)
+        _check_same_constraint(resume, problem, last)
+    else:  # stopped in its warm-up: the positions are the first part of the state
+        last = jax.tree.unflatten(structure, leaves[: len(jax.tree.leaves(draws))])
+    wanted = jax.eval_shape(jax.vmap(kernel.init), last)
+    expected = jax.tree.leaves(wanted)
     found = [jnp.asarray(leaf) for leaf in leaves]
     if [(leaf.shape, leaf.dtype) for leaf in found] != [(leaf.shape, leaf.dtype) for leaf in expected] or any(
         now.dtype != leaf.dtype for now, leaf in zip(found, leaves, strict=True)
@@ -75,6 +75,19 @@ def continue_run(
             "(jax_enable_x64 must be as it was.)"
         )
     return algorithm, jax.tree.unflatten(jax.tree.structure(wanted), found), past["num_warmup"], past["num_steps"]
+
+
+def algorithm_of(trace: Trace, problem: Problem) -> SamplingAlgorithm:
+    """The algorithm of a trace with its settings, for a problem."""
+    past = trace.provenance
+    settings = {k: np.asarray(v) if isinstance(v, list) else v for k, v in past["settings"].items()}
+    plain = all(not isinstance(settings.get(name), str) for name in ("step_size", "optimizer", "rkhs_kernel"))
+    if past["algorithm"] not in SAMPLERS or not plain:
+        raise ValueError(
+            f"the trace is of a run of {past['algorithm']} with {past['settings']}, which cannot be made from its record; pass "
+            "that algorithm again."
+        )
+    return SAMPLERS[past["algorithm"]](problem, **settings)
 
 
 def _check_same_constraint(resume: Trace, problem: Problem, last: Position) -> None:

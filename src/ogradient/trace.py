@@ -14,8 +14,9 @@ import jax
 import numpy as np
 
 from ogradient import archive
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.status import Status
+from ogradient.userfunctions import Position
 
 if TYPE_CHECKING:
     import pandas as pd

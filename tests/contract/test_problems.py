@@ -26,13 +26,13 @@ def test_starts_and_documentation(name, measure, x64):
     known = build(name, measure)
     assert known.name == name
     assert problems.PROBLEMS[name].__doc__
-    g = jax.vmap(known.problem.equality_fn)
+    g = jax.vmap(known.problem.equality_value)
     on, off = known.start_on(jax.random.key(0), 5), known.start_off(jax.random.key(0), 5)
     assert on.shape == off.shape == (5, known.dim)
     known.problem.check(on[0])
     assert np.abs(g(on)).max(initial=0) < 1e-12
-    assert np.all(jax.vmap(known.problem.inequality_fn)(on) <= 0)
-    violated = np.concatenate([np.abs(g(off)), np.maximum(jax.vmap(known.problem.inequality_fn)(off), 0)], axis=1)
+    assert np.all(jax.vmap(known.problem.inequality_value)(on) <= 0)
+    violated = np.concatenate([np.abs(g(off)), np.maximum(jax.vmap(known.problem.inequality_value)(off), 0)], axis=1)
     assert violated.mean() > 0.02
 
 
@@ -41,8 +41,8 @@ def test_exact_draws_lie_on_the_set_and_confirm_the_moments(name, measure, x64):
     known = build(name, measure)
     n = 20_000 if name in ("bingham", "disc") else 100_000
     draws = known.exact(jax.random.key(1), n)
-    assert np.abs(jax.vmap(known.problem.equality_fn)(draws)).max(initial=0) < 1e-12
-    assert np.all(jax.vmap(known.problem.inequality_fn)(draws) <= 0)
+    assert np.abs(jax.vmap(known.problem.equality_value)(draws)).max(initial=0) < 1e-12
+    assert np.all(jax.vmap(known.problem.inequality_value)(draws) <= 0)
     for label, moment in known.moments.items():
         values = np.asarray(jax.vmap(moment.function)(draws))
         error = values.std() / np.sqrt(n)

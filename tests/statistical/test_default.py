@@ -29,9 +29,9 @@ def test_the_default_call_mixes(name):
     assert np.all(trace["x"].std(axis=1).max(axis=-1) > 0)
     # Within a few roundings of the sum that makes g, draw by draw.
     draws = trace.pooled[::50]
-    jacobians = np.asarray(jax.vmap(jax.jacobian(known.problem.equality_fn))(draws))
+    jacobians = np.asarray(jax.vmap(jax.jacobian(known.problem.equality_value))(draws))
     level = 8 * np.finfo(np.float32).eps * np.einsum("nmd,nd->nm", np.abs(jacobians), np.abs(draws))
-    assert np.all(np.abs(jax.vmap(known.problem.equality_fn)(draws)) <= level + 1e-30)
+    assert np.all(np.abs(jax.vmap(known.problem.equality_value)(draws)) <= level + 1e-30)
 
 
 def test_gaussian_chains_do_not_keep_their_radius():

@@ -178,13 +178,13 @@ def mici_means(known, moment, step_size, num_steps, num_chains=8, num_samples=30
     import mici
 
     problem = known.problem
-    constraint = jax.jit(problem.equality_fn)
+    constraint = jax.jit(problem.equality_value)
     potential, gradient = (
         jax.jit(f) for f in (lambda q: -problem.logdensity(q), jax.grad(lambda q: -problem.logdensity(q)))
     )
     jacobian, hessian = (
-        jax.jit(jax.jacobian(problem.equality_fn)),
-        jax.jit(jax.hessian(lambda q: problem.equality_fn(q)[0])),
+        jax.jit(jax.jacobian(problem.equality_value)),
+        jax.jit(jax.hessian(lambda q: problem.equality_value(q)[0])),
     )
     system = mici.systems.DenseConstrainedEuclideanMetricSystem(
         neg_log_dens=lambda q: float(potential(q)),

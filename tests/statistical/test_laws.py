@@ -221,7 +221,7 @@ def test_landing_from_the_papers_start_takes_under_twenty_iterations():
     starts = known.start_off(jax.random.key(2), 50)
     trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=0, num_samples=20, progress=False)
     mean = np.abs(trace.sample_stats["equality"]).mean(axis=(0, 2))
-    assert np.abs(jax.vmap(known.problem.equality_fn)(starts)).mean() > 8
+    assert np.abs(jax.vmap(known.problem.equality_value)(starts)).mean() > 8
     assert mean[:19].min() < 0.02
     assert mean[19] < 0.02
 

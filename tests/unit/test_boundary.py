@@ -88,26 +88,26 @@ def test_inactive_rows_of_a_frame_are_as_if_not_there(x64):
 
 def particles_on_the_cap(n):
     x = CAP.exact(jax.random.key(0), n)
-    return x, jax.vmap(lambda p: geo.frame_at(CAP.problem.equality_fn, p))(x)
+    return x, jax.vmap(lambda p: geo.frame_at(CAP.problem.equality_value, p))(x)
 
 
 def test_the_weight_vanishes_on_the_boundary_and_its_gradient_is_right(x64):
     x, frames = particles_on_the_cap(50)
     x = x.at[0].set(jnp.array([0.2, *([np.sqrt(0.96 / 3)] * 3)]))
     h = jnp.asarray(0.3)
-    weight, gradient = boundary_weight(CAP.problem.inequality_fn, frames, x, h, None)
+    weight, gradient = boundary_weight(CAP.problem.inequality_value, frames, x, h, None)
     assert weight[0] == 0
     assert 0.1 < weight[1:].mean() < 1
-    slopes = jax.vmap(lambda f, p: jnp.linalg.norm(geo.project(f, jax.jacobian(CAP.problem.inequality_fn)(p)[0])))(
+    slopes = jax.vmap(lambda f, p: jnp.linalg.norm(geo.project(f, jax.jacobian(CAP.problem.inequality_value)(p)[0])))(
         frames, x
     )
     width = jnp.sqrt(h) * slopes.mean()
-    b = lambda p: jnp.clip(-CAP.problem.inequality_fn(p)[0] / width, 0.0, 1.0)
+    b = lambda p: jnp.clip(-CAP.problem.inequality_value(p)[0] / width, 0.0, 1.0)
     np.testing.assert_allclose(weight, jax.vmap(b)(x), atol=1e-12)
     expected = jax.vmap(lambda f, p: geo.project(f, jax.grad(b)(p)))(frames, x)
     inside = np.asarray((weight > 0) & (weight < 1))
     np.testing.assert_allclose(gradient[inside], expected[inside], atol=1e-12)
-    blocked = boundary_weight(CAP.problem.inequality_fn, frames, x, h, 7)
+    blocked = boundary_weight(CAP.problem.inequality_value, frames, x, h, 7)
     np.testing.assert_allclose(blocked[0], weight, atol=1e-14)
     np.testing.assert_allclose(blocked[1], gradient, atol=1e-14)
 
@@ -120,8 +120,8 @@ def test_steins_identity_needs_the_weight(name, weighted, holds, x64):
     n = 20_000
     x = known.exact(jax.random.key(3), n)
     problem = known.problem
-    frames, drift, _ = jax.vmap(lambda p: geo.stein_drift(problem.logdensity, problem.equality_fn, p))(x)
-    b, gradient = boundary_weight(problem.inequality_fn, frames, x, jnp.asarray(0.1), None)
+    frames, drift, _ = jax.vmap(lambda p: geo.stein_drift(problem.logdensity, problem.equality_value, p))(x)
+    b, gradient = boundary_weight(problem.inequality_value, frames, x, jnp.asarray(0.1), None)
     if not weighted:
         b, gradient = jnp.ones_like(b), jnp.zeros_like(gradient)
     weights = jax.random.normal(jax.random.key(4), (6, known.dim, known.dim))

@@ -97,7 +97,7 @@ def with_statuses(trace, tuned=None, **counts):
 def exact_trace(problem=KNOWN.problem, draws=None, **stats):
     """Independent draws of the law as a trace of 32 chains."""
     draws = np.asarray(KNOWN.exact(jax.random.key(3), 32 * 200)).reshape(32, 200, -1) if draws is None else draws
-    g = np.asarray(jax.vmap(jax.vmap(problem.equality_fn))(jnp.asarray(draws)))
+    g = np.asarray(jax.vmap(jax.vmap(problem.equality_value))(jnp.asarray(draws)))
     counts = np.zeros((len(draws), len(og.Status)), int)
     counts[:, 0] = 1000
     return og.Trace(draws, {"equality": g} | stats, counts, {"algorithm": "draws", "ensemble": False}, None, problem)

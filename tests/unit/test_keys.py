@@ -97,7 +97,7 @@ def test_steps_past_what_32_bits_count(name, step):
     assert trace.provenance["num_steps"] == step + 7
     for draw, position in enumerate(expected(algorithm, begin, step - 5, 12)):
         np.testing.assert_allclose(trace["x"][:, 2 + draw], position, rtol=2e-4, atol=2e-4)
-    values = np.asarray(trace.apply(PROBLEM.equality_fn))
+    values = np.asarray(trace.apply(PROBLEM.equality_value))
     np.testing.assert_allclose(trace.sample_stats["equality"], values, atol=1e-4)
     assert np.unique(trace["x"].reshape(14, -1), axis=0).shape[0] == 14
 

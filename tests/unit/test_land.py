@@ -34,13 +34,13 @@ def test_every_start_lands_at_rounding_level(known, dtype, request):
     assert not np.any(landing.status)
     assert landing.iterations.max() < 30
     x = np.asarray(landing.position, np.float64)
-    J = np.asarray(jax.vmap(jax.jacobian(known.problem.equality_fn))(landing.position), np.float64)
-    g = np.abs(np.asarray(jax.vmap(known.problem.equality_fn)(landing.position), np.float64))
+    J = np.asarray(jax.vmap(jax.jacobian(known.problem.equality_value))(landing.position), np.float64)
+    g = np.abs(np.asarray(jax.vmap(known.problem.equality_value)(landing.position), np.float64))
     level = 8 * np.finfo(dtype).eps * np.einsum("nmd,nd->nm", np.abs(J), np.abs(x))
     assert np.all(g <= 2 * level + 1e-300)  # twice: g is summed in another order here
     assert np.all(landing.rank == J.shape[1])
     if known.problem.inequality is not None:
-        assert np.all(jax.vmap(known.problem.inequality_fn)(landing.position) <= 0)
+        assert np.all(jax.vmap(known.problem.inequality_value)(landing.position) <= 0)
 
 
 def test_a_point_on_the_set_stays():

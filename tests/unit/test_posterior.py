@@ -58,7 +58,7 @@ def numbered(**changes):
 def seen(problem, num_keys=4000):
     """Mean row of the likelihood's batch and of the constraint's, by step key."""
     zero = jnp.zeros(1)
-    look = lambda key: (problem.view(key).logdensity(zero) / N, problem.view(key).equality_fn(zero)[0])
+    look = lambda key: (problem.view(key).logdensity(zero) / N, problem.view(key).equality_value(zero)[0])
     rows, constraint_rows = jax.jit(jax.vmap(look))(jax.random.split(jax.random.key(2), num_keys))
     return np.asarray(rows, float), np.asarray(constraint_rows, float)
 
@@ -213,7 +213,7 @@ def values_over_keys(problem, num_keys=4000):
 
     def look(problem):
         value, score = jax.value_and_grad(problem.logdensity)(W)
-        return jnp.concatenate([value[None], score, problem.equality_fn(W)])
+        return jnp.concatenate([value[None], score, problem.equality_value(W)])
 
     keys = jax.random.split(jax.random.key(3), num_keys)
     by_key = jax.jit(jax.vmap(lambda key: look(problem.view(key))))(keys)
@@ -240,7 +240,7 @@ def test_leaving_out_the_scale_is_seen():
 
 def test_a_view_is_decided_by_its_key():
     problem = make(batch_size=B, constraint_batch_size=2 * B)
-    look = jax.jit(lambda key: jnp.append(problem.view(key).equality_fn(W), problem.view(key).logdensity(W)))
+    look = jax.jit(lambda key: jnp.append(problem.view(key).equality_value(W), problem.view(key).logdensity(W)))
     first, again, other = (look(jax.random.key(k)) for k in (4, 4, 5))
     np.testing.assert_array_equal(first, again)
     assert np.all(np.asarray(first) != np.asarray(other))
@@ -303,7 +303,7 @@ def test_more_rows_for_the_constraint(batch_size):
 def test_traces_keep_the_constraint_of_the_batch_that_the_step_saw():
     problem = make(batch_size=B)
     trace = run(problem, og.o_langevin(problem, 0.001), num_samples=3)
-    look = jax.jit(lambda key, position: problem.view(key).equality_fn(position))
+    look = jax.jit(lambda key, position: problem.view(key).equality_value(position))
     for chain, draw in np.ndindex(3, 3):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), chain), draw)
         value = look(key, trace["x"][chain, draw])
@@ -360,7 +360,7 @@ def test_rows_are_augmented_by_a_key_of_their_step(batch_size):
     assert error < limit
     assert np.std(move) == pytest.approx(1000, rel=0.1)
     np.testing.assert_array_equal(*(seen(shifted, 5)[0] for _ in range(2)))
-    assert float(shifted.equality_fn(jnp.zeros(1))[0]) == (N - 1) / 2  # what is reported on all rows is not augmented
+    assert float(shifted.equality_value(jnp.zeros(1))[0]) == (N - 1) / 2  # what is reported on all rows is not augmented
 
 
 def test_augmenting_may_change_the_shape_of_a_batch():

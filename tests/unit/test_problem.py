@@ -19,7 +19,7 @@ flat = lambda x: 0.0
     ],
 )
 def test_equalities_of_any_form_become_one_vector(equality, expected):
-    np.testing.assert_array_equal(og.Problem(flat, equality).equality_fn(X), expected)
+    np.testing.assert_array_equal(og.Problem(flat, equality).equality_value(X), expected)
 
 
 def test_constraint_value_has_the_kinds_that_were_given():

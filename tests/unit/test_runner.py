@@ -139,7 +139,7 @@ def test_one_compilation_per_run():
 
 def test_stored_constraint_values_are_those_of_the_draws():
     trace = run()
-    values = trace.apply(PROBLEM.equality_fn)
+    values = trace.apply(PROBLEM.equality_value)
     np.testing.assert_allclose(trace.sample_stats["equality"], values, atol=1e-5)
     assert set(trace.sample_stats) == {"equality", "status"}
 

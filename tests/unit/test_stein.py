@@ -218,7 +218,7 @@ def test_an_optimiser_leaves_the_landing_rate_alone(optimizer):
     algorithm = og.o_svgd(problem, 0.01, optimizer=optimizer, alpha=30.0)
     state = algorithm.init(x)
     for _ in range(5):
-        frames = jax.vmap(lambda p: geo.frame_at(problem.equality_fn, p))(state.position)
+        frames = jax.vmap(lambda p: geo.frame_at(problem.equality_value, p))(state.position)
         new, info = algorithm.step(None, state)
         moved = jnp.einsum("nmd,nd->nm", frames.jacobian, new.position - state.position)
         np.testing.assert_allclose(moved, -0.3 * frames.value, atol=1e-12)

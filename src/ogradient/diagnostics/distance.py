@@ -16,8 +16,9 @@ import numpy as np
 from jax import Array
 
 from ogradient.geometry import frame_at, landing
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.stein import over_particles
+from ogradient.userfunctions import Position
 
 NEWTON_STEPS = 3
 ROUNDINGS = 256  # of the terms of J x: closer than that is on the set

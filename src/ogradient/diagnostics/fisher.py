@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from ogradient.geometry import frame_at, project
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
+from ogradient.userfunctions import Position
 
 
 def orthogonal_fisher(problem: Problem, draws: Position, score: Callable[[Position], Any] | Any) -> float:

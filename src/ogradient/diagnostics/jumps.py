@@ -12,8 +12,9 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.geometry import frame_at, landing
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.stein import over_particles
+from ogradient.userfunctions import Position
 
 NEIGHBOURS = 3
 SEGMENTS = 32  # that are looked into
@@ -83,7 +84,7 @@ def _halve(problem: Problem, starts: Position, ends: Position) -> Array:
         least = LEAST + 64 * jnp.finfo(first.dtype).eps * jnp.maximum(jnp.abs(a[1]), jnp.abs(b[1]))
         length = jnp.linalg.norm(last - first)
         near = jnp.linalg.norm(landing(frame_at(constraint, a[0]), alpha=1.0)) <= 0.5 * length
-        inside = jnp.all(problem.inequality_fn(unravel(a[0])) <= 0)
+        inside = jnp.all(problem.inequality_value(unravel(a[0])) <= 0)
         return jnp.where((height > least) & near & inside, height, 0.0)
 
     return over_particles(one, jax.tree.map(jnp.asarray, (starts, ends)), problem.draws_together)

@@ -23,8 +23,9 @@ from jax import Array
 
 from ogradient.boundary import boundary_weight
 from ogradient.geometry import Frame, random_signs, stein_drift
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.stein import RKHSKernel, imq, median_bandwidth, over_particles, rbf, squared_distances
+from ogradient.userfunctions import Position
 
 WIDE = (1.0, 10.0)  # bandwidths of the wide kernels, in median squared distances
 
@@ -181,7 +182,7 @@ def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) ->
 def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_size: int) -> tuple[Array, Array]:
     unravel = problem.flatten(jax.tree.map(lambda leaf: leaf[0], draws))[3]
     x = jax.vmap(lambda position: problem.flatten(position)[0])(draws)
-    return boundary_weight(lambda x: problem.inequality_fn(unravel(x)), frames, x, h, block_size)
+    return boundary_weight(lambda x: problem.inequality_value(unravel(x)), frames, x, h, block_size)
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="block_size")

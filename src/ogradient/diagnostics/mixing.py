@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ogradient.geometry import frame_at
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.status import ConvergenceWarning, warn
 from ogradient.stein import over_particles
+from ogradient.userfunctions import Position
 
 STRETCHES = 20  # per chain
 WORST = 25  # scalars by each of R-hat and ESS that ArviZ is asked about

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.stein import over_particles
+from ogradient.userfunctions import Position
 
 QUANTILES = (0.5, 0.9, 0.99)
 

@@ -40,7 +40,7 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
     distance = distance_to_truth(known, config.seed)
     floor = noise_floor(known, distance, config.chains, config.seed)
     starts = known.start_off(as_key(config.seed + 3), config.chains)
-    first_g = float(np.abs(jax.vmap(known.problem.equality_fn)(starts)).mean())
+    first_g = float(np.abs(jax.vmap(known.problem.equality_value)(starts)).mean())
     curves: dict[tuple[float, float], dict[str, list[float]]] = {}
     rows = []
     for alpha, beta in dict.fromkeys(pair for study in STUDIES.values() for pair in study):

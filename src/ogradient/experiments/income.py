@@ -34,8 +34,9 @@ from ogradient.experiments.training import (
     plus_minus,
 )
 from ogradient.posterior import posterior
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.samplers import langevin, o_langevin, o_svgd, svgd
+from ogradient.userfunctions import Position
 
 # The paper's step sizes at its 20,000 rows are 1e-5 (Langevin) and 1e-4 (SVGD). What matters is the step times the curvature of
 # log π, which grows with the rows.

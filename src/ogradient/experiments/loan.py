@@ -36,8 +36,9 @@ from ogradient.experiments.training import (
     plus_minus,
 )
 from ogradient.posterior import posterior
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.samplers import langevin, o_langevin, o_svgd, svgd
+from ogradient.userfunctions import Position
 
 LANGEVIN_STEP, SVGD_STEP = 0.34, 3.4  # divided by the number of rows: 1e-5 and 1e-4 for all of them
 PULL = 0.1  # αη

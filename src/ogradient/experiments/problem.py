@@ -19,7 +19,6 @@ import optax
 from jax import Array
 
 from ogradient.checks import check_positions
-from ogradient.choose import TUNED, choose
 from ogradient.diagnostics import energy_distance_to, orthogonal_ksd
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.synthetic import REFERENCE, Floor, noise_floor
@@ -28,8 +27,9 @@ from ogradient.plots import COLOURS, draw_scores, new_figure
 from ogradient.problems import PROBLEMS, KnownProblem
 from ogradient.runner import sample
 from ogradient.samplers import SamplingAlgorithm, o_svgd
-from ogradient.samplers.base import describe, is_ensemble, is_exact
+from ogradient.samplers.base import kernel_of, settings_of
 from ogradient.trace import Trace
+from ogradient.warmup.choose import TUNED, choose
 
 SAMPLERS = (*TUNED, "o_svgd")
 PARTICLE_STEPS = 3000
@@ -117,7 +117,7 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
     reference = np.asarray(known.exact(as_key(config.seed + 1), REFERENCE))  # type: ignore[misc]
     starts = known.start_off(jax.random.fold_in(key, 1), config.particles if sampler == "o_svgd" else config.chains)
     algorithm, initial = prepare(known, sampler, starts, key, reference, progress)
-    if is_ensemble(algorithm.step):
+    if kernel_of(algorithm).ensemble:
         warmup, num_samples, thinning = PARTICLE_STEPS, 1, 1
     else:
         thinning = _thinning(algorithm, reference)
@@ -174,12 +174,13 @@ def prepare(
         rate = optax.exponential_decay(length, PARTICLE_STEPS, 0.1)
         return o_svgd(known.problem, optimizer=optax.adam(rate)), starts[None]
     positions = check_positions(known.problem, starts)
-    return choose(known.problem, positions, key, sampler, tolerance=None, progress=progress)
+    found = choose(known.problem, positions, key, sampler, tolerance=None, progress=progress)
+    return found.algorithm, found.positions
 
 
 def _thinning(algorithm: SamplingAlgorithm, reference: np.ndarray) -> int:
     """Steps per draw: one of the exact kernels, and of O-Langevin as many as diffuse the law's spread."""
-    if is_exact(algorithm.step):
+    if kernel_of(algorithm).obeys == "exact":
         return 1
     spread = float(np.mean(reference.std(axis=0)))
-    return int(np.clip(np.ceil(spread**2 / (2 * describe(algorithm)[1]["step_size"])), 1, 300))
+    return int(np.clip(np.ceil(spread**2 / (2 * settings_of(algorithm)["step_size"])), 1, 300))

@@ -27,9 +27,10 @@ from ogradient.experiments.training import Classifier, bernoulli, digits, logist
 from ogradient.keys import as_key
 from ogradient.plots import draw_differences
 from ogradient.posterior import posterior
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.runner import sample
 from ogradient.samplers import o_langevin
+from ogradient.userfunctions import Position
 
 Draws = dict[str, np.ndarray]  # functionals by sampler, (chain, draw, functional)
 COEFFICIENTS = 5  # the largest ones, among the functionals

@@ -22,7 +22,7 @@ from ogradient.experiments.synthetic import SETTINGS, distance_to_truth, noise_f
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problems import cubic
-from ogradient.samplers.base import is_ensemble, is_exact
+from ogradient.samplers.base import kernel_of
 
 SAMPLERS = ("o_langevin", "o_svgd", "chmc", "clangevin")
 PEERS = {"mici CHMC": (1.0, 2), "mici CLangevin": (0.3, 1)}  # the paper's step size and number of steps
@@ -116,8 +116,8 @@ def _follow(
 
 def _ours(problem: Any, name: str, starts: jax.Array) -> Callable[[int], np.ndarray]:
     algorithm = SETTINGS[name].build(problem)
-    ensemble = is_ensemble(algorithm.step)
-    if is_exact(algorithm.step):
+    ensemble = kernel_of(algorithm).ensemble
+    if kernel_of(algorithm).obeys == "exact":
         from ogradient.land import land
 
         starts = land(problem, starts).position

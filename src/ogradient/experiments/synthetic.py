@@ -23,7 +23,7 @@ from ogradient.problem import Problem
 from ogradient.problems import KnownProblem, cubic
 from ogradient.runner import sample
 from ogradient.samplers import SamplingAlgorithm, chmc, clangevin, langevin, o_langevin, o_svgd, svgd
-from ogradient.samplers.base import is_ensemble
+from ogradient.samplers.base import kernel_of
 from ogradient.trace import Trace
 
 
@@ -123,7 +123,7 @@ def run_one(
     steps, n = min(config.steps, setting.most_steps), min(config.chains, setting.most_draws)
     thinning = min(THINNING, steps)
     starts = (known.start_on if start == "on" else known.start_off)(as_key(seed + 3), n)
-    initial = starts[None] if is_ensemble(algorithm.step) else starts
+    initial = starts[None] if kernel_of(algorithm).ensemble else starts
 
     def follow(num_samples: int, thinning: int) -> Trace:
         return sample(

@@ -132,7 +132,7 @@ def _follow(
     iterations = np.unique(np.geomspace(1, config.steps, 70).astype(int))
     x = trace["x"][0] if trace.ensemble else np.swapaxes(trace["x"], 0, 1)  # (draw, n, 2)
     g = np.abs(x[..., 0] + x[..., 1] ** 3)
-    first = float(np.abs(jax.vmap(known.problem.equality_fn)(starts.reshape(-1, 2))).max())
+    first = float(np.abs(jax.vmap(known.problem.equality_value)(starts.reshape(-1, 2))).max())
     time = PULL * iterations  # α · η · iteration
     predicted = first * (1 - PULL) ** iterations if beta == 0 else (first**-beta + beta * time) ** (-1 / beta)
     at = iterations - 1

@@ -30,8 +30,9 @@ from ogradient.experiments.training import (
 )
 from ogradient.plots import COLOURS, new_figure
 from ogradient.posterior import posterior
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.samplers import langevin, o_langevin
+from ogradient.userfunctions import Position
 
 LEVELS = (0.0, 0.005, 0.01, 0.02, 0.03)
 MODELS = ("logistic", "mlp")

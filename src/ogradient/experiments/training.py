@@ -22,11 +22,12 @@ from ogradient.datasets import Dataset
 from ogradient.evaluation import evaluate
 from ogradient.experiments.folder import write_atomically
 from ogradient.plots import COLOURS, draw_curves, new_figure
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.runner import sample
 from ogradient.samplers import SamplingAlgorithm
-from ogradient.samplers.base import describe, is_ensemble, plain_settings
+from ogradient.samplers.base import kernel_of, plain_settings
 from ogradient.trace import Trace
+from ogradient.userfunctions import Position
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,7 +114,7 @@ def follow(
     runs: dict[str, list[Run]] = {}
     for entry in entries:
         for seed in range(config.seeds):
-            sampler, _ = describe(entry.algorithm)
+            sampler = kernel_of(entry.algorithm).name
             about = {
                 "label": entry.label,
                 "sampler": sampler,
@@ -148,7 +149,7 @@ def read_record(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _record(entry: Entry, model: Classifier, dataset: Dataset, about: dict[str, Any]) -> dict[str, Any]:
-    ensemble = is_ensemble(entry.algorithm.step)
+    ensemble = kernel_of(entry.algorithm).ensemble
     keys = jax.random.split(jax.random.key(1000 + about["seed"]), about["particles"])
     starts = jax.vmap(model.start)(keys)
     begin = jax.tree.map(lambda leaf: leaf[None], starts) if ensemble else starts

@@ -4,30 +4,133 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ogradient.problem import Position, Problem
+from ogradient.problem import Problem
 from ogradient.status import Status
 from ogradient.stein import RKHSKernel
+from ogradient.userfunctions import Position
 
 Schedule = Callable[[Array], Any]  # iteration -> step size; every optax schedule is one
+
+
+Obeys = Literal["exact", "near", "mean", "no", "unknown"]
+
+
+class Kernel(Protocol):
+    """What a sampler is: a frozen object of its static settings, equal to another where those are equal.
+
+    Compiled programs are found again by it. What may change without compiling again is in `parameters`, a dict of numbers and
+    arrays: the step size, the inverse mass, and so on.
+    """
+
+    @property
+    def name(self) -> str:
+        """As in `SAMPLERS`."""
+
+    @property
+    def ensemble(self) -> bool:
+        """Whether a position is a whole ensemble, with the particles as its first axis."""
+
+    @property
+    def obeys(self) -> Obeys:
+        """How draws obey the constraint: exactly, nearly, on average over the particles, or not at all."""
+
+    @property
+    def steered(self) -> bool:
+        """Whether the info of a step has `steering`: how well the step size fits, for warm-up to follow."""
+
+    def init(self, position: Position) -> Any:
+        """The state of a chain, or of an ensemble, at a position."""
+
+    def step(self, rng_key: Array, state: Any, problem: Problem, parameters: dict[str, Any]) -> tuple[Any, Any]:
+        """One transition: the new state, and what a person wants to know about it."""
 
 
 class SamplingAlgorithm(NamedTuple):
     """A sampler as two pure functions, BlackJAX's contract.
 
     `state = init(position, rng_key=None)` and `state, info = step(rng_key, state)`, for one chain. Neither is jitted,
-    so they can be composed with `jax.jit`, `jax.vmap` and `lax.scan` at will.
+    so they can be composed with `jax.jit`, `jax.vmap` and `lax.scan` at will. Those of this library are a kernel with its
+    problem and parameters, which `algorithm.step` keeps.
     """
 
     init: Callable[..., Any]
     step: Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class BoundStep:
+    """The step of a kernel for one problem, with its parameters; `settings` are what the user gave."""
+
+    kernel: Kernel
+    problem: Problem
+    parameters: dict[str, Any]
+    settings: dict[str, Any]
+
+    def __call__(self, rng_key: Array | None, state: Any) -> tuple[Any, Any]:
+        """One transition."""
+        return self.kernel.step(rng_key, state, self.problem, self.parameters)  # type: ignore[arg-type]
+
+    def init(self, position: Position, rng_key: Array | None = None) -> Any:
+        """The state at a position."""
+        del rng_key  # part of the contract; no sampler here starts at random
+        return self.kernel.init(position)
+
+
+@dataclass(frozen=True)
+class ForeignKernel:
+    """An algorithm from elsewhere, of which nothing is known but its two functions."""
+
+    init_fn: Callable[..., Any]
+    step_fn: Callable[..., Any]
+    ensemble: ClassVar[bool] = False
+    obeys: ClassVar[Obeys] = "unknown"
+    steered: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """That of the step function."""
+        return getattr(self.step_fn, "__name__", "unknown")
+
+    def init(self, position: Position) -> Any:
+        """As the algorithm has it."""
+        return self.init_fn(position)
+
+    def step(self, rng_key: Array, state: Any, problem: Problem, parameters: dict[str, Any]) -> tuple[Any, Any]:
+        """As the algorithm has it; problem and parameters are inside."""
+        del problem, parameters
+        return self.step_fn(rng_key, state)
+
+
+def make_algorithm(
+    kernel: Kernel, problem: Problem, parameters: dict[str, Any], settings: dict[str, Any]
+) -> SamplingAlgorithm:
+    """A kernel behind BlackJAX's contract."""
+    step = BoundStep(kernel, problem, parameters, settings)
+    return SamplingAlgorithm(step.init, step)
+
+
+def kernel_of(algorithm: Any) -> Kernel:
+    """The kernel of an algorithm, of this library or from elsewhere."""
+    step = algorithm.step
+    return step.kernel if isinstance(step, BoundStep) else ForeignKernel(algorithm.init, step)
+
+
+def parameters_of(algorithm: Any) -> dict[str, Any]:
+    """What may change without compiling again; nothing where the algorithm is from elsewhere."""
+    return dict(algorithm.step.parameters) if isinstance(algorithm.step, BoundStep) else {}
+
+
+def settings_of(algorithm: Any) -> dict[str, Any]:
+    """What the user gave; nothing where the algorithm is from elsewhere."""
+    return dict(algorithm.step.settings) if isinstance(algorithm.step, BoundStep) else {}
 
 
 class ChainState(NamedTuple):
@@ -47,42 +150,6 @@ class ChainInfo(NamedTuple):
 def init(position: Position) -> ChainState:
     """Start a chain at a position, on the constraint set or off it."""
     return ChainState(position, jnp.zeros((), jnp.int32))
-
-
-def make_algorithm(
-    name: str,
-    problem: Problem,
-    init: Callable,
-    build_kernel: Callable[..., Callable],
-    *,
-    ensemble: bool = False,
-    exact: bool = False,
-    **settings: Any,
-) -> SamplingAlgorithm:
-    """Bundle a sampler; what it is and what it was built for stand on the step function, for checks and provenance."""
-    build = partial(build_kernel, **settings)
-    step = build(problem)
-
-    def named_init(position: Any, rng_key: Array | None = None) -> Any:
-        del rng_key  # part of the contract; no sampler here starts at random
-        return init(position)
-
-    step.__name__ = name
-    about = {"problem": problem, "settings": settings, "ensemble": ensemble, "exact": exact, "build": build}
-    for attribute, value in about.items():
-        setattr(step, attribute, value)
-    return SamplingAlgorithm(named_init, step)
-
-
-def step_for(step: Callable, problem: Problem) -> Callable:
-    """The same step for the same problem with other arrays as its data; a foreign step as it is."""
-    build = getattr(step, "build", None)
-    return step if build is None or problem.source is None else build(problem)
-
-
-def describe(algorithm: Any) -> tuple[str, dict[str, Any]]:
-    """Name and settings of an algorithm; a foreign one has the name of its step function and no settings."""
-    return getattr(algorithm.step, "__name__", "unknown"), dict(getattr(algorithm.step, "settings", {}))
 
 
 def plain_settings(algorithm: Any) -> dict[str, Any]:
@@ -105,7 +172,7 @@ def plain_settings(algorithm: Any) -> dict[str, Any]:
             return _numbers(value).tolist()
         return np.concatenate([np.ravel(_numbers(leaf)) for leaf in jax.tree.leaves(value)]).tolist()
 
-    return {key: plain(value) for key, value in describe(algorithm)[1].items()}
+    return {key: plain(value) for key, value in settings_of(algorithm).items()}
 
 
 def _numbers(value: Any) -> np.ndarray:
@@ -126,22 +193,33 @@ def _moves(optimizer: Any) -> str:
     return ", ".join(moves)
 
 
-def is_ensemble(step: Callable) -> bool:
-    """Whether the position that a step moves is a whole ensemble, with the particles as its first axis."""
-    return bool(getattr(step, "ensemble", False))
-
-
-def is_exact(step: Callable) -> bool:
-    """Whether a step needs its position on the constraint set, and keeps it there."""
-    return bool(getattr(step, "exact", False))
-
-
-def as_schedule(step_size: float | Schedule) -> Schedule:
-    """A number or a schedule, as a schedule; refuses what cannot be a step size."""
+def split_step_size(step_size: float | Schedule) -> tuple[Schedule | None, dict[str, Any]]:
+    """A schedule is part of the kernel, and a number one of its parameters; refuses what cannot be a step size."""
     if callable(step_size):
-        return step_size
+        return step_size, {}
     check_positive("step_size", step_size)
-    return lambda iteration: step_size
+    return None, {"step_size": step_size}
+
+
+def step_size_at(schedule: Schedule | None, parameters: dict[str, Any], iteration: Array, dtype: Any) -> Array:
+    """The step size of an iteration."""
+    return jnp.asarray(parameters["step_size"] if schedule is None else schedule(iteration), dtype)
+
+
+@dataclass(frozen=True)
+class PowerDecay:
+    """The schedule of `power_decay`: a value, equal to another of the same numbers."""
+
+    initial: float
+    exponent: float
+
+    def __call__(self, iteration: Any) -> Any:
+        """The step size at one iteration, or at many."""
+        if isinstance(iteration, jax.Array):
+            t: Any = iteration.astype(float)
+        else:
+            t = np.asarray(iteration, float) if np.ndim(iteration) else float(iteration)
+        return self.initial * (1.0 + t) ** -self.exponent
 
 
 def power_decay(initial: float, exponent: float = 0.55) -> Schedule:
@@ -161,14 +239,7 @@ def power_decay(initial: float, exponent: float = 0.55) -> Schedule:
     if not 0 <= exponent <= 1:
         raise ValueError(f"exponent must lie in [0, 1], or the chain stops short of its law; got {exponent!r}.")
 
-    def schedule(iteration: Any) -> Any:
-        if isinstance(iteration, jax.Array):
-            t: Any = iteration.astype(float)
-        else:
-            t = np.asarray(iteration, float) if np.ndim(iteration) else float(iteration)
-        return initial * (1.0 + t) ** -exponent
-
-    return schedule
+    return PowerDecay(initial, exponent)
 
 
 def check_positive(name: str, value: Any) -> None:

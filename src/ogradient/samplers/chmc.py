@@ -22,7 +22,9 @@ and back), each a few values of g (chord) or frames (Newton).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,12 +42,22 @@ from ogradient.geometry import (
     value_and_jacobian,
 )
 from ogradient.land import rounding_level
-from ogradient.problem import Position, Problem
-from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, check_positive, make_algorithm
+from ogradient.problem import Problem
+from ogradient.samplers.base import (
+    Obeys,
+    SamplingAlgorithm,
+    Schedule,
+    check_positive,
+    make_algorithm,
+    split_step_size,
+    step_size_at,
+)
 from ogradient.status import Status
+from ogradient.userfunctions import Position
 
 NEWTON_ITERATIONS = 30
 CHORD_ITERATIONS = 60
+LEAST_MOVE = 0.05  # of a step: what is nearer to where it began has not moved
 PATIENCE = 3  # iterations without a smaller |g| after which it is at the level of its own roundings
 
 
@@ -66,6 +78,9 @@ class ConstrainedInfo(NamedTuple):
     is_accepted: Array
     energy: Array
     num_solver_iterations: Array
+    steering: (
+        Array  # what warm-up holds at its target: the acceptance rate; with walls, whether the chain got somewhere
+    )
 
 
 class Point(NamedTuple):
@@ -76,12 +91,6 @@ class Point(NamedTuple):
     potential: Array
     force: Array  # −∇V
     frame: Frame  # of the scaled constraint: rows J M^{−½}, so that its Gram matrix is G_M
-
-
-def init(position: Position) -> ConstrainedState:
-    """Start at a point on the set (`og.sample` lands there first)."""
-    x, _ = ravel_pytree(position)
-    return ConstrainedState(position, jnp.zeros_like(x), jnp.zeros((), jnp.int32))
 
 
 def flat_inverse_mass(inverse_mass: Any, x: Array) -> Array:
@@ -97,79 +106,100 @@ def flat_inverse_mass(inverse_mass: Any, x: Array) -> Array:
     return jnp.broadcast_to(flat.reshape(-1), x.shape) if flat.size == 1 else flat
 
 
-def build_kernel(
-    problem: Problem,
-    step_size: float | Schedule,
-    num_integration_steps: int | Array = 1,
-    *,
-    inverse_mass: Any = None,
-    refreshment: float = 1.0,
-    jitter: float = 0.0,
-    boundary_step: float | Array | None = None,
-    projection: str = "newton",
-    name: str = "chmc",
-) -> Callable:
-    """The transition `(rng_key, state) -> (state, info)`."""
-    schedule = as_schedule(step_size)
-    check_exact_sampler(problem, name, num_integration_steps, inverse_mass, refreshment, jitter, projection)
-    if boundary_step is not None and refreshment < 1:
-        raise ValueError(
-            f"boundary_step moves the position that a kept momentum belongs to, so the momentum must be new each time: leave out "
-            f"refreshment={refreshment!r}, or boundary_step."
-        )
-    if boundary_step is not None and not isinstance(boundary_step, jax.Array):
-        check_positive("boundary_step", boundary_step)
-    # The Gram factor is constant on the set in the Hausdorff measure with a multiple of the identity as mass.
-    curved = (
-        problem.measure == "conditional" or jnp.size(1.0 if inverse_mass is None else ravel_pytree(inverse_mass)[0]) > 1
-    )
+@dataclass(frozen=True)
+class CHMC:
+    """The kernel. Parameters: step_size, num_integration_steps, inverse_mass (flat, or None), boundary_step (or None).
 
-    def step(rng_key: Array, state: ConstrainedState) -> tuple[ConstrainedState, ConstrainedInfo]:
-        x, logdensity, constraint, unravel = problem.flatten(state.position)
-        epsilon = jnp.asarray(schedule(state.iteration), x.dtype)
-        if jitter > 0:
+    `single`: one RATTLE step per transition whatever num_integration_steps says, without a loop around it.
+    """
+
+    schedule: Schedule | None = None
+    refreshment: float = 1.0
+    jitter: float = 0.0
+    projection: str = "newton"
+    single: bool = False
+    ensemble: ClassVar[bool] = False
+    obeys: ClassVar[Obeys] = "exact"
+    steered: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        """As in `SAMPLERS`."""
+        return "clangevin" if self.single else "chmc"
+
+    def init(self, position: Position) -> ConstrainedState:
+        """Start at a point on the set (`og.sample` lands there first)."""
+        x, _ = ravel_pytree(position)
+        return ConstrainedState(position, jnp.zeros_like(x), jnp.zeros((), jnp.int32))
+
+    def step(
+        self, rng_key: Array, state: ConstrainedState, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ConstrainedState, ConstrainedInfo]:
+        """One transition."""
+        x, _, _, unravel = problem.flatten(state.position)
+        epsilon = step_size_at(self.schedule, parameters, state.iteration, x.dtype)
+        if self.jitter > 0:
             uniform = jax.random.uniform(jax.random.fold_in(rng_key, 2), (), x.dtype, minval=-1.0)
-            epsilon = epsilon * (1 + jitter * uniform)
-        # In coordinates y = M^{½}x the mass is the identity; only φ knows about M.
-        root = jnp.sqrt(flat_inverse_mass(inverse_mass, x))
-        scaled: ConstraintFn = lambda y: constraint(root * y)
-        bounds: ConstraintFn = lambda y: problem.inequality_fn(unravel(root * y))
-        potential = _potential(problem, lambda y: logdensity(root * y), scaled, root, curved=curved)
-
-        def move(key: Array, x: Array, momentum: Array | None, epsilon: Array, num_steps: int | Array) -> tuple:
-            """One trajectory with fresh momentum (mixed with `momentum`), accepted or not."""
-            momentum_key, accept_key = jax.random.split(key)
-            value, gradient, frame = potential(x / root)
-            fresh = jax.random.normal(momentum_key, x.shape, x.dtype)
-            p = fresh if momentum is None else jnp.sqrt(1 - refreshment) * momentum + jnp.sqrt(refreshment) * fresh
-            start = Point(x / root, _tangent(frame, p), value, -gradient, frame)
-            within = None if problem.inequality is None else bounds
-            end, status, iterations = _trajectory(scaled, within, potential, start, epsilon, num_steps, projection)
-
-            energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
-            feasible = jnp.all(bounds(end.x) <= 0)
-            finite = jnp.isfinite(new_energy) & jnp.all(jnp.isfinite(end.x))
-            # A non-finite energy is a rejected move like any other here: the chain has not left its place.
-            valid = (status == Status.OK) & feasible & finite
-            rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy, 0.0)), 0.0)
-            accepted = jax.random.uniform(accept_key, (), x.dtype) < rate
-            status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
-            x, p = jnp.where(accepted, root * end.x, x), jnp.where(accepted, end.p, -start.p)
-            return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations)
-
-        kept = None if refreshment == 1 else state.momentum
-        x, momentum, (status, rate, accepted, energy, iterations) = move(
-            rng_key, x, kept, epsilon, num_integration_steps
-        )
-        if boundary_step is not None:
-            short = jnp.asarray(boundary_step, x.dtype)
+            epsilon = epsilon * (1 + self.jitter * uniform)
+        num_steps = 1 if self.single else parameters["num_integration_steps"]
+        move = partial(self._move, problem, unravel, parameters["inverse_mass"])
+        momentum = None if self.refreshment == 1 else state.momentum
+        begin = x
+        x, momentum, (status, rate, accepted, energy, iterations) = move(rng_key, x, momentum, epsilon, num_steps)
+        steering = rate
+        if problem.inequality is not None:
+            # Bouncing off two walls, or one, may lead back to where a trajectory began, however long its steps: no move.
+            change = (x - begin) / jnp.sqrt(flat_inverse_mass(parameters["inverse_mass"], x))
+            moved = jnp.sum(change**2) > x.size * (LEAST_MOVE * epsilon) ** 2
+            steering = (accepted & moved).astype(x.dtype)
+        if parameters["boundary_step"] is not None:
+            short = jnp.asarray(parameters["boundary_step"], x.dtype)
             x, _, (_, _, _, energy, more) = move(jax.random.fold_in(rng_key, 3), x, None, short, 1)
             iterations = iterations + more
         position = unravel(x)
-        info = ConstrainedInfo(problem.constraint_value(position), status, rate, accepted, energy, iterations)
+        info = ConstrainedInfo(problem.constraint_value(position), status, rate, accepted, energy, iterations, steering)
         return ConstrainedState(position, momentum, state.iteration + 1), info
 
-    return step
+    def _move(
+        self,
+        problem: Problem,
+        unravel: Callable[[Array], Position],
+        inverse_mass: Any,
+        key: Array,
+        x: Array,
+        momentum: Array | None,
+        epsilon: Array,
+        num_steps: int | Array,
+    ) -> tuple[Array, Array, tuple[Array, ...]]:
+        """One trajectory with fresh momentum (mixed with `momentum`), accepted or not."""
+        # In coordinates y = M^{½}x the mass is the identity; only φ knows about M.
+        root = jnp.sqrt(flat_inverse_mass(inverse_mass, x))
+        equality: ConstraintFn = lambda y: problem.equality_value(unravel(root * y))
+        bounds: ConstraintFn = lambda y: problem.inequality_value(unravel(root * y))
+        # The Gram factor is constant on the set in the Hausdorff measure with a multiple of the identity as mass.
+        curved = problem.measure == "conditional" or sum(jnp.size(leaf) for leaf in jax.tree.leaves(inverse_mass)) > 1
+        potential = _potential(problem, lambda y: problem.logdensity(unravel(root * y)), equality, root, curved=curved)
+
+        momentum_key, accept_key = jax.random.split(key)
+        value, gradient, frame = potential(x / root)
+        p = jax.random.normal(momentum_key, x.shape, x.dtype)
+        if momentum is not None:
+            p = jnp.sqrt(1 - self.refreshment) * momentum + jnp.sqrt(self.refreshment) * p
+        start = Point(x / root, _tangent(frame, p), value, -gradient, frame)
+        within = None if problem.inequality is None else bounds
+        end, status, iterations = _trajectory(equality, within, potential, start, epsilon, num_steps, self.projection)
+
+        energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
+        reached = (status == Status.OK) & jnp.all(bounds(end.x) <= 0) & jnp.all(jnp.isfinite(end.x))
+        # An infinite energy is a rejected move like any other: the chain has not left its place. NaN at a point of the set is
+        # a fault of the log density, and is said.
+        valid = reached & jnp.isfinite(new_energy)
+        rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy, 0.0)), 0.0)
+        accepted = jax.random.uniform(accept_key, (), x.dtype) < rate
+        status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
+        status = jnp.where(reached & jnp.isnan(end.potential), jnp.int32(Status.NON_FINITE), status)
+        x, p = jnp.where(accepted, root * end.x, x), jnp.where(accepted, end.p, -start.p)
+        return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations)
 
 
 def _potential(
@@ -340,34 +370,50 @@ def _tangent(frame: Frame, p: Array) -> Array:
     return p - (frame.root.T @ (frame.root @ (frame.jacobian @ p))) @ frame.jacobian
 
 
-def check_exact_sampler(
+def make_exact(
     problem: Problem,
-    name: str,
-    num_steps: Any,
+    step_size: float | Schedule,
+    num_integration_steps: Any,
     inverse_mass: Any,
-    refreshment: float,
-    jitter: float,
-    projection: str,
-) -> None:
-    """Refuse, with the remedy, what the exact samplers cannot use."""
+    boundary_step: Any,
+    **static: Any,
+) -> tuple[CHMC, dict[str, Any]]:
+    """Kernel and parameters of an exact sampler; refuses, with the remedy, what it cannot use."""
+    schedule, parameters = split_step_size(step_size)
+    kernel = CHMC(schedule, **static)
     if not problem.constrained:
-        raise ValueError(f"{name} needs a constraint and the problem has none: pass equality=... to og.Problem.")
+        raise ValueError(f"{kernel.name} needs a constraint and the problem has none: pass equality=... to og.Problem.")
     if problem.stochastic:
         raise ValueError(
-            f"{name} is exact only with all the data in every step: use og.posterior(..., batch_size=None) without "
+            f"{kernel.name} is exact only with all the data in every step: use og.posterior(..., batch_size=None) without "
             "augment, or og.o_langevin, which takes minibatches."
         )
-    if not isinstance(num_steps, jax.Array) and (not isinstance(num_steps, int) or num_steps < 1):
-        raise ValueError(f"num_integration_steps must be a whole number of at least 1; got {num_steps!r}.")
+    if not isinstance(num_integration_steps, jax.Array) and (
+        not isinstance(num_integration_steps, int) or num_integration_steps < 1
+    ):
+        raise ValueError(f"num_integration_steps must be a whole number of at least 1; got {num_integration_steps!r}.")
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inverse_mass))
     if not traced and not all(bool(np.all(np.asarray(leaf) > 0)) for leaf in jax.tree.leaves(inverse_mass)):
         raise ValueError("inverse_mass must be positive.")
-    if not 0 < refreshment <= 1:
-        raise ValueError(f"refreshment must lie in (0, 1]; got {refreshment!r}.")
-    if not 0 <= jitter < 1:
-        raise ValueError(f"jitter must lie in [0, 1); got {jitter!r}.")
-    if projection not in ("newton", "chord"):
-        raise ValueError(f"projection must be 'newton' or 'chord'; got {projection!r}.")
+    if not 0 < kernel.refreshment <= 1:
+        raise ValueError(f"refreshment must lie in (0, 1]; got {kernel.refreshment!r}.")
+    if not 0 <= kernel.jitter < 1:
+        raise ValueError(f"jitter must lie in [0, 1); got {kernel.jitter!r}.")
+    if kernel.projection not in ("newton", "chord"):
+        raise ValueError(f"projection must be 'newton' or 'chord'; got {kernel.projection!r}.")
+    if boundary_step is not None and kernel.refreshment < 1:
+        raise ValueError(
+            f"boundary_step moves the position that a kept momentum belongs to, so the momentum must be new each time: leave out "
+            f"refreshment={kernel.refreshment!r}, or boundary_step."
+        )
+    if boundary_step is not None and not isinstance(boundary_step, jax.Array):
+        check_positive("boundary_step", boundary_step)
+    parameters |= {
+        "num_integration_steps": num_integration_steps,
+        "inverse_mass": inverse_mass,
+        "boundary_step": boundary_step,
+    }
+    return kernel, parameters
 
 
 def chmc(
@@ -414,4 +460,14 @@ def chmc(
         "boundary_step": boundary_step,
         "projection": projection,
     }
-    return make_algorithm("chmc", problem, init, build_kernel, exact=True, step_size=step_size, **settings)
+    kernel, parameters = make_exact(
+        problem,
+        step_size,
+        num_integration_steps,
+        inverse_mass,
+        boundary_step,
+        refreshment=float(refreshment),
+        jitter=float(jitter),
+        projection=projection,
+    )
+    return make_algorithm(kernel, problem, parameters, {"step_size": step_size} | settings)

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from ogradient.problem import Problem
 from ogradient.samplers.base import SamplingAlgorithm, Schedule, make_algorithm
-from ogradient.samplers.chmc import build_kernel, init
+from ogradient.samplers.chmc import make_exact
 
 
 def clangevin(
@@ -36,6 +35,13 @@ def clangevin(
     >>> bool(abs(trace.sample_stats["equality"]).max() < 1e-4)      # float32: a few roundings
     True
     """
-    settings: dict[str, Any] = {"inverse_mass": inverse_mass, "refreshment": refreshment, "projection": projection}
-    build = partial(build_kernel, name="clangevin")
-    return make_algorithm("clangevin", problem, init, build, exact=True, step_size=step_size, **settings)
+    settings = {
+        "step_size": step_size,
+        "inverse_mass": inverse_mass,
+        "refreshment": refreshment,
+        "projection": projection,
+    }
+    kernel, parameters = make_exact(
+        problem, step_size, 1, inverse_mass, None, refreshment=float(refreshment), projection=projection, single=True
+    )
+    return make_algorithm(kernel, problem, parameters, settings)

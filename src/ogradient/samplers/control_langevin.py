@@ -16,20 +16,28 @@ particles keep their spread in g.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ogradient.geometry import random_signs, value_and_jacobian
-from ogradient.problem import Position, Problem
-from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, make_algorithm
+from ogradient.problem import Problem
+from ogradient.samplers.base import (
+    Obeys,
+    SamplingAlgorithm,
+    Schedule,
+    make_algorithm,
+    split_step_size,
+    step_size_at,
+)
 from ogradient.samplers.o_langevin import check_pull, pull
 from ogradient.samplers.svgd import flatten_particles
 from ogradient.status import Status
 from ogradient.stein import over_particles
+from ogradient.userfunctions import Position
 
 SWEEPS = 100  # of the solver for λ
 
@@ -49,31 +57,33 @@ class ControlInfo(NamedTuple):
     multiplier: Array
 
 
-def init(position: Position) -> ControlState:
-    """Start an ensemble, with the particles as the first axis."""
-    return ControlState(position, jnp.zeros((), jnp.int32))
+@dataclass(frozen=True)
+class ControlLangevin:
+    """The kernel. Parameters: step_size, alpha."""
 
+    schedule: Schedule | None = None
+    beta: float = 0.0
+    num_probes: int = 1
+    name: ClassVar[str] = "control_langevin"
+    ensemble: ClassVar[bool] = True
+    obeys: ClassVar[Obeys] = "mean"
+    steered: ClassVar[bool] = False
 
-def build_kernel(
-    problem: Problem,
-    step_size: float | Schedule,
-    *,
-    alpha: float | None = None,
-    beta: float = 0.0,
-    num_probes: int = 1,
-) -> Callable:
-    """The transition `(rng_key, state) -> (state, info)` of an ensemble."""
-    schedule = as_schedule(step_size)
-    check_pull("control_langevin", problem, alpha=alpha, beta=beta, num_probes=num_probes)
+    def init(self, position: Position) -> ControlState:
+        """Start an ensemble, with the particles as the first axis."""
+        return ControlState(position, jnp.zeros((), jnp.int32))
 
-    def step(rng_key: Array, state: ControlState) -> tuple[ControlState, ControlInfo]:
+    def step(
+        self, rng_key: Array, state: ControlState, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ControlState, ControlInfo]:
+        """One transition of an ensemble."""
         view = problem.view(rng_key)
         x, unravel = flatten_particles(view, state.position)
         n, dim = x.shape
         first = jax.tree.map(lambda leaf: leaf[0], state.position)
         _, logdensity, equality, unravel_one = view.flatten(first)
-        rows_of = lambda x: jnp.concatenate([equality(x), view.inequality_fn(unravel_one(x))])
-        eta = jnp.asarray(schedule(state.iteration), x.dtype)
+        rows_of = lambda x: jnp.concatenate([equality(x), view.inequality_value(unravel_one(x))])
+        eta = step_size_at(self.schedule, parameters, state.iteration, x.dtype)
         noise_key, probe_key = jax.random.split(rng_key)
 
         def look(argument: tuple[Array, Array]) -> tuple[Array, ...]:
@@ -81,7 +91,7 @@ def build_kernel(
             value, score = jax.value_and_grad(logdensity)(point)
             rows, jacobian = value_and_jacobian(rows_of, point)
             along = lambda z: jax.jvp(lambda y: jax.jvp(rows_of, (y,), (z,))[1], (point,), (z,))[1]
-            laplacian = jnp.mean(jax.vmap(along)(random_signs(key, (num_probes, dim), x.dtype)), axis=0)
+            laplacian = jnp.mean(jax.vmap(along)(random_signs(key, (self.num_probes, dim), x.dtype)), axis=0)
             return value, score, rows, jacobian, jacobian @ score + laplacian
 
         values, scores, rows, jacobians, rates = over_particles(
@@ -89,7 +99,7 @@ def build_kernel(
         )
         gram = jnp.einsum("nkd,nld->kl", jacobians, jacobians) / n
         wanted = eta * jnp.mean(rates, axis=0) + pull(
-            jnp.mean(rows, axis=0), eta, alpha, beta
+            jnp.mean(rows, axis=0), eta, parameters["alpha"], self.beta
         )  # η times the bracket of λ
         num_equalities = equality(x[0]).shape[0]
         multiplier = solve_multipliers(gram, wanted, jnp.arange(wanted.size) >= num_equalities)
@@ -102,8 +112,6 @@ def build_kernel(
         status = jnp.where(finite, Status.OK, Status.NON_FINITE).astype(jnp.int32)
         info = ControlInfo(jax.vmap(view.constraint_value)(position), status, multiplier / eta)
         return ControlState(position, state.iteration + 1), info
-
-    return step
 
 
 def solve_multipliers(gram: Array, wanted: Array, signed: Array) -> Array:
@@ -159,7 +167,8 @@ def control_langevin(
     >>> bool(abs(g.mean(axis=1)).max() < 0.1), bool(g.std(axis=1).mean() > 0.5)  # the mean obeys, the particles do not
     (True, True)
     """
-    settings: dict[str, Any] = {"alpha": alpha, "beta": beta, "num_probes": num_probes}
-    return make_algorithm(
-        "control_langevin", problem, init, build_kernel, ensemble=True, step_size=step_size, **settings
-    )
+    schedule, parameters = split_step_size(step_size)
+    check_pull("control_langevin", problem, alpha=alpha, beta=beta, num_probes=num_probes)
+    settings = {"step_size": step_size, "alpha": alpha, "beta": beta, "num_probes": num_probes}
+    kernel = ControlLangevin(schedule, float(beta), num_probes)
+    return make_algorithm(kernel, problem, parameters | {"alpha": alpha}, settings)

@@ -8,7 +8,8 @@ On minibatches (`og.posterior(batch_size=...)`) this is stochastic gradient Lang
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,32 +19,46 @@ from ogradient.problem import Problem
 from ogradient.samplers.base import (
     ChainInfo,
     ChainState,
+    Obeys,
     SamplingAlgorithm,
     Schedule,
-    as_schedule,
     check_positive,
     init,
     keep_finite,
     make_algorithm,
+    split_step_size,
+    step_size_at,
 )
+from ogradient.userfunctions import Position
 
 
-def build_kernel(problem: Problem, step_size: float | Schedule, *, temperature: float = 1.0) -> Callable:
-    """The transition `(rng_key, state) -> (state, info)`."""
-    schedule = as_schedule(step_size)
-    check_positive("temperature", temperature)
+@dataclass(frozen=True)
+class Langevin:
+    """The kernel. Parameters: step_size, temperature."""
 
-    def step(rng_key: Array, state: ChainState) -> tuple[ChainState, ChainInfo]:
+    schedule: Schedule | None = None
+    name: ClassVar[str] = "langevin"
+    ensemble: ClassVar[bool] = False
+    obeys: ClassVar[Obeys] = "no"
+    steered: ClassVar[bool] = False
+
+    def init(self, position: Position) -> ChainState:
+        """Start a chain at a position."""
+        return init(position)
+
+    def step(
+        self, rng_key: Array, state: ChainState, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ChainState, ChainInfo]:
+        """One transition."""
         view = problem.view(rng_key)
         x, logdensity, _, unravel = view.flatten(state.position)
-        eta = jnp.asarray(schedule(state.iteration), x.dtype)
+        eta = step_size_at(self.schedule, parameters, state.iteration, x.dtype)
+        temperature = jnp.asarray(parameters["temperature"], x.dtype)
         noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(rng_key, x.shape, x.dtype)
         value, score = jax.value_and_grad(logdensity)(x)
         x, status = keep_finite(x + eta * score + noise, x, value)
         position = unravel(x)
         return ChainState(position, state.iteration + 1), ChainInfo(view.constraint_value(position), status)
-
-    return step
 
 
 def langevin(problem: Problem, step_size: float | Schedule, *, temperature: float = 1.0) -> SamplingAlgorithm:
@@ -61,4 +76,7 @@ def langevin(problem: Problem, step_size: float | Schedule, *, temperature: floa
     >>> state.position.shape, int(info.status)
     ((2,), 0)
     """
-    return make_algorithm("langevin", problem, init, build_kernel, step_size=step_size, temperature=temperature)
+    schedule, parameters = split_step_size(step_size)
+    check_positive("temperature", temperature)
+    settings = {"step_size": step_size, "temperature": temperature}
+    return make_algorithm(Langevin(schedule), problem, parameters | {"temperature": temperature}, settings)

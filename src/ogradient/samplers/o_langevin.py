@@ -16,8 +16,8 @@ g and the violated rows of h (see boundary.py); the error it makes in the law is
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,15 +28,18 @@ from ogradient.geometry import Correction, correction_parts, frame_at, psi, reso
 from ogradient.problem import Problem
 from ogradient.samplers.base import (
     ChainState,
+    Obeys,
     SamplingAlgorithm,
     Schedule,
-    as_schedule,
     check_positive,
     init,
     keep_finite,
     make_algorithm,
+    split_step_size,
+    step_size_at,
 )
 from ogradient.status import Status
+from ogradient.userfunctions import Position
 
 
 class OLangevinInfo(NamedTuple):
@@ -47,51 +50,49 @@ class OLangevinInfo(NamedTuple):
     reflected: Array | None  # None without an inequality
 
 
-def build_kernel(
-    problem: Problem,
-    step_size: float | Schedule,
-    *,
-    alpha: float | None = None,
-    beta: float = 0.0,
-    correction: Correction = "auto",
-    num_probes: int = 1,
-    temperature: float = 1.0,
-    max_active: int = MAX_ACTIVE,
-) -> Callable:
-    """The transition `(rng_key, state) -> (state, info)`."""
-    schedule = as_schedule(step_size)
-    check_o_sampler(
-        problem,
-        "o_langevin",
-        alpha=alpha,
-        beta=beta,
-        correction=correction,
-        num_probes=num_probes,
-        max_active=max_active,
-    )
-    check_positive("temperature", temperature)
+@dataclass(frozen=True)
+class OLangevin:
+    """The kernel. Parameters: step_size, alpha, temperature."""
 
-    def step(rng_key: Array, state: ChainState) -> tuple[ChainState, OLangevinInfo]:
+    schedule: Schedule | None = None
+    beta: float = 0.0
+    correction: Correction = "auto"
+    num_probes: int = 1
+    max_active: int = MAX_ACTIVE
+    name: ClassVar[str] = "o_langevin"
+    ensemble: ClassVar[bool] = False
+    obeys: ClassVar[Obeys] = "near"
+    steered: ClassVar[bool] = False
+
+    def init(self, position: Position) -> ChainState:
+        """Start a chain at a position, on the constraint set or off it."""
+        return init(position)
+
+    def step(
+        self, rng_key: Array, state: ChainState, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ChainState, OLangevinInfo]:
+        """One transition."""
         view = problem.view(rng_key)
         x, logdensity, constraint, unravel = view.flatten(state.position)
-        eta = jnp.asarray(schedule(state.iteration), x.dtype)
-        method = resolve_correction(correction, x.size)
+        eta = step_size_at(self.schedule, parameters, state.iteration, x.dtype)
+        temperature = jnp.asarray(parameters["temperature"], x.dtype)
+        landing = lambda value: pull(value, eta, parameters["alpha"], self.beta)
+        method = resolve_correction(self.correction, x.size)
         noise_key, probe_key = jax.random.split(rng_key) if method == "hutchinson" else (rng_key, None)
 
         frame = frame_at(constraint, x)
         tangential, normal = correction_parts(
-            constraint, x, frame, measure=problem.measure, method=method, num_probes=num_probes, key=probe_key
+            constraint, x, frame, measure=problem.measure, method=method, num_probes=self.num_probes, key=probe_key
         )
         noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(noise_key, x.shape, x.dtype)
         value, score = jax.value_and_grad(logdensity)(x)
         vector = eta * (score + temperature * tangential) + noise
-        rate = eta * temperature * normal - pull(frame.value, eta, alpha, beta)
+        rate = eta * temperature * normal - landing(frame.value)
         proposal = x + steer(frame, vector, rate)
         reflected = None
         if problem.inequality is not None:
-            inequality = lambda x: view.inequality_fn(unravel(x))
-            landing = lambda h: pull(h, eta, alpha, beta)
-            proposal, reflected = stay_inside(inequality, frame, x, proposal, max_active=max_active, pull=landing)
+            inequality = lambda x: view.inequality_value(unravel(x))
+            proposal, reflected = stay_inside(inequality, frame, x, proposal, max_active=self.max_active, pull=landing)
         x, status = keep_finite(proposal, x, value)
 
         status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
@@ -99,12 +100,10 @@ def build_kernel(
         info = OLangevinInfo(view.constraint_value(position), status, reflected)
         return ChainState(position, state.iteration + 1), info
 
-    return step
 
-
-def pull(value: Array, eta: Array, alpha: float | None, beta: float) -> Array:
+def pull(value: Array, eta: Array, alpha: Any, beta: float) -> Array:
     """ηψ(g), never more than g itself: the factor αη|g|^β is capped at 1, one Newton step. α = None means 1/η."""
-    strength = 1.0 if alpha is None else alpha * eta
+    strength = 1.0 if alpha is None else jnp.asarray(alpha, eta.dtype) * eta
     wanted = psi(value, strength, beta)
     return jnp.sign(value) * jnp.minimum(jnp.abs(wanted), jnp.abs(value))
 
@@ -184,4 +183,17 @@ def o_langevin(
         "temperature": temperature,
         "max_active": max_active,
     }
-    return make_algorithm("o_langevin", problem, init, build_kernel, step_size=step_size, **settings)
+    schedule, parameters = split_step_size(step_size)
+    check_o_sampler(
+        problem,
+        "o_langevin",
+        alpha=alpha,
+        beta=beta,
+        correction=correction,
+        num_probes=num_probes,
+        max_active=max_active,
+    )
+    check_positive("temperature", temperature)
+    kernel = OLangevin(schedule, float(beta), correction, num_probes, max_active)
+    parameters |= {"alpha": alpha, "temperature": temperature}
+    return make_algorithm(kernel, problem, parameters, {"step_size": step_size} | settings)

@@ -14,9 +14,9 @@ them. Particles that leave are reflected, as in O-Langevin.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,85 +25,85 @@ from jax import Array
 from ogradient.boundary import MAX_ACTIVE, boundary_weight, stay_inside
 from ogradient.geometry import ConstraintFn, Correction, Frame, resolve_correction, steer, stein_drift
 from ogradient.problem import Problem
-from ogradient.samplers.base import SamplingAlgorithm, Schedule, make_algorithm
+from ogradient.samplers.base import Obeys, SamplingAlgorithm, Schedule, make_algorithm
 from ogradient.samplers.o_langevin import check_o_sampler, pull
 from ogradient.samplers.svgd import (
     ParticleInfo,
     ParticleState,
-    build_init,
     check_block_size,
     flatten_particles,
+    init_particles,
     mean_field,
     next_bandwidth,
-    particle_schedule,
+    particle_step_size,
     settle,
+    split_particle_step_size,
     tangent_update,
 )
 from ogradient.status import Status
 from ogradient.stein import RKHSKernel, over_particles, rbf
+from ogradient.userfunctions import Position
 
 
-def build_kernel(
-    problem: Problem,
-    step_size: float | Schedule | None,
-    *,
-    optimizer: Any = None,
-    alpha: float | None = None,
-    beta: float = 0.0,
-    correction: Correction = "auto",
-    num_probes: int = 1,
-    rkhs_kernel: RKHSKernel | None = None,
-    block_size: int | None = None,
-    max_active: int = MAX_ACTIVE,
-) -> Callable:
-    """The transition `(rng_key, state) -> (state, info)` of an ensemble."""
-    schedule = particle_schedule(step_size, optimizer)
-    check_o_sampler(
-        problem,
-        "o_svgd",
-        alpha=alpha,
-        beta=beta,
-        correction=correction,
-        num_probes=num_probes,
-        max_active=max_active,
-    )
-    if schedule is None and alpha is not None:
-        raise ValueError(
-            "alpha means alpha * step_size per step: give step_size too, or leave alpha out (one Newton step)."
-        )
-    check_block_size(block_size)
-    kernel = rbf() if rkhs_kernel is None else rkhs_kernel
+@dataclass(frozen=True)
+class OSVGD:
+    """The kernel. Parameters: alpha, and step_size unless an optimiser brings its own."""
 
-    def step(rng_key: Array, state: ParticleState) -> tuple[ParticleState, ParticleInfo]:
+    schedule: Schedule | None = None
+    optimizer: Any = None
+    beta: float = 0.0
+    correction: Correction = "auto"
+    num_probes: int = 1
+    rkhs_kernel: RKHSKernel = field(default_factory=rbf)
+    block_size: int | None = None
+    max_active: int = MAX_ACTIVE
+    name: ClassVar[str] = "o_svgd"
+    ensemble: ClassVar[bool] = True
+    obeys: ClassVar[Obeys] = "near"
+    steered: ClassVar[bool] = False
+
+    def init(self, position: Position) -> ParticleState:
+        """Start an ensemble, with the particles as the first axis."""
+        return init_particles(position, self.optimizer)
+
+    def step(
+        self, rng_key: Array | None, state: ParticleState, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ParticleState, ParticleInfo]:
+        """One transition of an ensemble."""
         view = problem.view(rng_key)  # one batch for all particles, where there are batches
         x, unravel = flatten_particles(view, state.position)
-        eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
-        h, collapsed = next_bandwidth(kernel, x, state)
-        together = block_size or problem.chains_together
-        frames, drive, values = particle_geometry(
-            view, state, x, correction=correction, num_probes=num_probes, key=rng_key, block_size=together
+        eta = particle_step_size(self.schedule, parameters, state, x.dtype)
+        h, collapsed = next_bandwidth(self.rkhs_kernel, x, state)
+        frames, drift, values = particle_geometry(
+            view,
+            state,
+            x,
+            correction=self.correction,
+            num_probes=self.num_probes,
+            key=rng_key,
+            block_size=self.block_size or problem.chains_together,
         )
-        inequality, share = particle_inequality(view, state), None
+        inequality, weight = particle_inequality(view, state), None
         if inequality is not None:
-            share, gradient = boundary_weight(inequality, frames, x, h, block_size)
-            drive = share[:, None] * drive + gradient
-        field = mean_field(kernel, h, x, drive, frames.root @ frames.jacobian, block_size, share)
+            weight, gradient = boundary_weight(inequality, frames, x, h, self.block_size)
+            drift = weight[:, None] * drift + gradient
+        normals = frames.root @ frames.jacobian
+        velocity = mean_field(self.rkhs_kernel, h, x, drift, normals, self.block_size, weight)
 
         # The optimiser is given the velocity along the set only, and what it returns is projected again: however it
         # rescales coordinates, g moves by −ηψ(g) and nothing else, to first order.
         zero = jnp.zeros_like(frames.value)
-        update, optimizer_state = tangent_update(jax.vmap(steer)(frames, field, zero), x, eta, optimizer, state)
-        landing = lambda value: pull(value, jnp.ones((), x.dtype) if eta is None else eta, alpha, beta)
+        update, optimizer_state = tangent_update(jax.vmap(steer)(frames, velocity, zero), x, eta, self.optimizer, state)
+        pace = jnp.ones((), x.dtype) if eta is None else eta
+        landing = lambda value: pull(value, pace, parameters["alpha"], self.beta)
         proposal = x + jax.vmap(steer)(frames, update, -landing(frames.value))
         if inequality is not None:
-            turn = partial(stay_inside, inequality, max_active=max_active, pull=landing)
-            proposal, _ = over_particles(lambda argument: turn(*argument), (frames, x, proposal), block_size)
+            inside = partial(stay_inside, inequality, max_active=self.max_active, pull=landing)
+            proposal, _ = over_particles(lambda argument: inside(*argument), (frames, x, proposal), self.block_size)
 
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
         status = jnp.where(jnp.any(frames.deficient), jnp.int32(Status.RANK_DEFICIENT), status)
         return settle(view, proposal, values, state, unravel, h, optimizer_state, status)
-
-    return step
 
 
 def particle_inequality(problem: Problem, state: ParticleState) -> ConstraintFn | None:
@@ -111,7 +111,7 @@ def particle_inequality(problem: Problem, state: ParticleState) -> ConstraintFn 
     if problem.inequality is None:
         return None
     unravel = problem.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[3]
-    return lambda x: problem.inequality_fn(unravel(x))
+    return lambda x: problem.inequality_value(unravel(x))
 
 
 def particle_geometry(
@@ -189,5 +189,16 @@ def o_svgd(
         "block_size": block_size,
         "max_active": max_active,
     }
-    start = build_init(problem, optimizer)
-    return make_algorithm("o_svgd", problem, start, build_kernel, ensemble=True, step_size=step_size, **settings)
+    schedule, parameters = split_particle_step_size(step_size, optimizer)
+    check_o_sampler(
+        problem, "o_svgd", alpha=alpha, beta=beta, correction=correction, num_probes=num_probes, max_active=max_active
+    )
+    if step_size is None and alpha is not None:
+        raise ValueError(
+            "alpha means alpha * step_size per step: give step_size too, or leave alpha out (one Newton step)."
+        )
+    check_block_size(block_size)
+    kernel = OSVGD(
+        schedule, optimizer, float(beta), correction, num_probes, rkhs_kernel or rbf(), block_size, max_active
+    )
+    return make_algorithm(kernel, problem, parameters | {"alpha": alpha}, {"step_size": step_size} | settings)

@@ -10,16 +10,26 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 
-from ogradient.problem import Position, Problem
-from ogradient.samplers.base import SamplingAlgorithm, Schedule, as_schedule, make_algorithm
+from ogradient.problem import Problem
+from ogradient.samplers.base import (
+    Obeys,
+    SamplingAlgorithm,
+    Schedule,
+    make_algorithm,
+    split_step_size,
+    step_size_at,
+)
 from ogradient.status import Status
 from ogradient.stein import RKHSKernel, median_bandwidth, over_particles, rbf, squared_distances
+from ogradient.userfunctions import Position
 
 
 class ParticleState(NamedTuple):
@@ -39,15 +49,11 @@ class ParticleInfo(NamedTuple):
     bandwidth: Array
 
 
-def build_init(problem: Problem, optimizer: Any = None) -> Callable[[Position], ParticleState]:
-    """`init(position)` for a position with the particles as its first axis."""
-
-    def init(position: Position) -> ParticleState:
-        x, _ = flatten_particles(problem, position)
-        state = None if optimizer is None else optimizer.init(x)
-        return ParticleState(position, jnp.zeros((), jnp.int32), jnp.zeros((), x.dtype), state)
-
-    return init
+def init_particles(position: Position, optimizer: Any = None) -> ParticleState:
+    """Start an ensemble at a position with the particles as its first axis."""
+    x = jax.vmap(lambda one: ravel_pytree(one)[0])(position)
+    state = None if optimizer is None else optimizer.init(x)
+    return ParticleState(position, jnp.zeros((), jnp.int32), jnp.zeros((), x.dtype), state)
 
 
 def flatten_particles(problem: Problem, position: Position) -> tuple[Array, Callable[[Array], Position]]:
@@ -77,15 +83,15 @@ def mean_field(
     kernel: RKHSKernel,
     h: Array,
     x: Array,
-    drive: Array,
+    drift: Array,
     normals: Array | None,
     block_size: int | None,
-    share: Array | None = None,
+    weight: Array | None = None,
 ) -> Array:
     """(1/n) Σ_j [k(x_i, x_j) a_j + b_j D_j ∇_{x_j}k(x_i, x_j)] for every i, as matrix products.
 
-    `drive` is a (n, d); `normals` are Q (n, m, d) with D_j = I − Q_jᵀQ_j, or None where D = I; `share` is b (n,), or None
-    for 1. With w = −2bκ' ≥ 0,
+    `drift` is a (n, d); `normals` are Q (n, m, d) with D_j = I − Q_jᵀQ_j, or None where D = I; `weight` is b (n,), or
+    None for 1. With w = −2bκ' ≥ 0,
     Σ_j b_j D_j∇k = x_i Σ_j w_ij − Σ_j w_ij x_j − Σ_j w_ij Q_jᵀ Q_j(x_i − x_j), all O(n²md) and no d×d matrix.
     """
     n, d = x.shape
@@ -98,10 +104,10 @@ def mean_field(
 
     def row(point: Array) -> Array:
         k = kernel.profile(squared_distances(point, x), h)
-        weight = -2 * k.first if share is None else -2 * share * k.first
+        slope = -2 * k.first if weight is None else -2 * weight * k.first
         across = (flat_normals @ point).reshape(offsets.shape) - offsets  # Q_j (x_i − x_j)
-        leak = (weight[:, None] * across).reshape(-1) @ flat_normals
-        return (k.value @ drive + jnp.sum(weight) * point - weight @ x - leak) / n
+        leak = (slope[:, None] * across).reshape(-1) @ flat_normals
+        return (k.value @ drift + jnp.sum(slope) * point - slope @ x - leak) / n
 
     return over_particles(row, x, block_size)
 
@@ -159,41 +165,58 @@ def settle(
     return new, ParticleInfo(jax.vmap(problem.constraint_value)(position), status, h)
 
 
-def build_kernel(
-    problem: Problem,
-    step_size: float | Schedule | None,
-    *,
-    optimizer: Any = None,
-    rkhs_kernel: RKHSKernel | None = None,
-    block_size: int | None = None,
-) -> Callable:
-    """The transition `(rng_key, state) -> (state, info)` of an ensemble."""
-    schedule = particle_schedule(step_size, optimizer)
-    check_block_size(block_size)
-    kernel = rbf() if rkhs_kernel is None else rkhs_kernel
+@dataclass(frozen=True)
+class SVGD:
+    """The kernel. Parameters: step_size, unless an optimiser brings its own."""
 
-    def step(rng_key: Array, state: ParticleState) -> tuple[ParticleState, ParticleInfo]:
+    schedule: Schedule | None = None
+    optimizer: Any = None
+    rkhs_kernel: RKHSKernel = field(default_factory=rbf)
+    block_size: int | None = None
+    name: ClassVar[str] = "svgd"
+    ensemble: ClassVar[bool] = True
+    obeys: ClassVar[Obeys] = "no"
+    steered: ClassVar[bool] = False
+
+    def init(self, position: Position) -> ParticleState:
+        """Start an ensemble, with the particles as the first axis."""
+        return init_particles(position, self.optimizer)
+
+    def step(
+        self, rng_key: Array | None, state: ParticleState, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ParticleState, ParticleInfo]:
+        """One transition of an ensemble."""
         view = problem.view(rng_key)  # one batch for all particles, where there are batches
         x, unravel = flatten_particles(view, state.position)
-        eta = None if schedule is None else jnp.asarray(schedule(state.iteration), x.dtype)
-        h, collapsed = next_bandwidth(kernel, x, state)
+        eta = particle_step_size(self.schedule, parameters, state, x.dtype)
+        h, collapsed = next_bandwidth(self.rkhs_kernel, x, state)
         logdensity = view.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[1]
-        values, scores = over_particles(jax.value_and_grad(logdensity), x, block_size or problem.chains_together)
-        velocity = mean_field(kernel, h, x, scores, None, block_size)
-        update, optimizer_state = tangent_update(velocity, x, eta, optimizer, state)
+        together = self.block_size or problem.chains_together
+        values, scores = over_particles(jax.value_and_grad(logdensity), x, together)
+        velocity = mean_field(self.rkhs_kernel, h, x, scores, None, self.block_size)
+        update, optimizer_state = tangent_update(velocity, x, eta, self.optimizer, state)
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
         return settle(view, x + update, values, state, unravel, h, optimizer_state, status)
 
-    return step
+
+def split_particle_step_size(
+    step_size: float | Schedule | None, optimizer: Any
+) -> tuple[Schedule | None, dict[str, Any]]:
+    """Schedule and parameters; no step size at all where an optimiser brings its own."""
+    if step_size is not None:
+        return split_step_size(step_size)
+    if optimizer is None:
+        raise ValueError("step_size is missing: give a number or a schedule, or an optax optimizer.")
+    return None, {}
 
 
-def particle_schedule(step_size: float | Schedule | None, optimizer: Any) -> Schedule | None:
-    """The step-size schedule; None is allowed where an optimiser brings its own."""
-    if step_size is None:
-        if optimizer is None:
-            raise ValueError("step_size is missing: give a number or a schedule, or an optax optimizer.")
+def particle_step_size(
+    schedule: Schedule | None, parameters: dict[str, Any], state: ParticleState, dtype: Any
+) -> Array | None:
+    """The step size of this iteration, or None where an optimiser brings its own."""
+    if schedule is None and "step_size" not in parameters:
         return None
-    return as_schedule(step_size)
+    return step_size_at(schedule, parameters, state.iteration, dtype)
 
 
 def svgd(
@@ -221,6 +244,8 @@ def svgd(
     >>> state.position.shape, int(info.status)
     ((20, 2), 0)
     """
-    settings: dict[str, Any] = {"optimizer": optimizer, "rkhs_kernel": rkhs_kernel or rbf(), "block_size": block_size}
-    start = build_init(problem, optimizer)
-    return make_algorithm("svgd", problem, start, build_kernel, ensemble=True, step_size=step_size, **settings)
+    schedule, parameters = split_particle_step_size(step_size, optimizer)
+    check_block_size(block_size)
+    rkhs_kernel = rkhs_kernel or rbf()
+    settings = {"step_size": step_size, "optimizer": optimizer, "rkhs_kernel": rkhs_kernel, "block_size": block_size}
+    return make_algorithm(SVGD(schedule, optimizer, rkhs_kernel, block_size), problem, parameters, settings)

@@ -1,0 +1,168 @@
+"""The algorithm of a run that names none, or only its name: land, tune, and say what was chosen and why."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import Array, random
+
+from ogradient.checks import bring_inside, check_positions, check_start, land_starts
+from ogradient.keys import as_key
+from ogradient.problem import Problem
+from ogradient.samplers import chmc, clangevin, o_langevin
+from ogradient.samplers.base import SamplingAlgorithm, check_positive
+from ogradient.samplers.chmc import CHMC
+from ogradient.status import warn
+from ogradient.userfunctions import Position
+from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, tune_chmc
+from ogradient.warmup.o_langevin import tune_o_langevin
+
+TUNED = ("chmc", "clangevin", "o_langevin")
+JITTER = 0.2  # of the step of a tuned chmc
+LEAST_ACCEPTANCE = 0.2  # of a tuned chmc; below, its moves fail for reasons that tuning cannot mend
+
+
+def check_name(name: str | None) -> None:
+    """Refuse a name whose settings are not found here."""
+    if name is not None and name not in TUNED:
+        raise ValueError(
+            f"algorithm must be an algorithm, such as og.o_svgd(problem, 0.1), or one of the names {TUNED} whose settings are "
+            f"found in warm-up; got {name!r}."
+        )
+
+
+class Tuned(NamedTuple):
+    """What warm-up found: the algorithm with its settings, where its chains are, and the numbers behind it."""
+
+    algorithm: SamplingAlgorithm
+    positions: Position
+    found: dict[str, Any]
+
+
+def tune(
+    seed: int | Array,
+    problem: Problem,
+    initial_positions: Position,
+    *,
+    algorithm: str | None = None,
+    tolerance: float | None = None,
+    progress: bool = True,
+) -> Tuned:
+    """Find an algorithm and its settings once, to sample with often.
+
+    Args:
+        seed: a whole number, or a typed key.
+        problem: what to sample.
+        initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it.
+        algorithm: "chmc", "clangevin" or "o_langevin"; None chooses as og.sample does.
+        tolerance: the largest mean |g| that a tuned O-Langevin may have.
+        progress: print what was chosen.
+
+    Returns:
+        `(algorithm, positions, found)`: the algorithm for this problem, positions of the chains at the end of the search, and a
+        dict of what it is based on (step size, acceptance rate, chains that do not move).
+
+    >>> import jax, jax.numpy as jnp, ogradient as og
+    >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)
+    >>> algorithm, positions, found = og.tune(0, problem, jnp.ones((8, 2)), progress=False)
+    >>> trace = og.sample(1, problem, positions, algorithm=algorithm, num_warmup=0, num_samples=200)
+    >>> bool(0.6 < found["acceptance_rate"] < 0.95), trace["x"].shape
+    (True, (8, 200, 2))
+    """
+    check_name(algorithm)
+    positions = check_positions(problem, initial_positions)
+    return choose(problem, positions, as_key(seed), algorithm, tolerance=tolerance, progress=progress)
+
+
+def choose(
+    problem: Problem,
+    positions: Position,
+    key: Array,
+    name: str | None,
+    *,
+    tolerance: float | None,
+    progress: bool,
+) -> Tuned:
+    """The algorithm with its settings, and where its chains start; positions are checked already."""
+    if not problem.constrained:
+        raise ValueError(
+            "the problem has no constraint, and og.sample tunes constrained samplers only: pass equality=... or inequality=... "
+            "to it, or algorithm=og.langevin(problem, step_size) to sample without."
+        )
+    if problem.stochastic:
+        raise ValueError(
+            "settings are found in warm-up only with all the data in every step; with minibatches give them: "
+            "algorithm=og.o_langevin(problem, step_size, alpha=0.1 / step_size), and all rows to the constraint where you can: "
+            "og.posterior(..., constraint_batch_size=N)."
+        )
+    if tolerance is not None:
+        check_positive("tolerance", tolerance)
+    positions = bring_inside(problem, positions)
+    check_start(problem, positions, {}, constrained=True)
+    key = random.fold_in(key, 2**32 - 1)
+    reason = "asked for"
+    if name != "o_langevin":
+        landed = land_starts(problem, positions)
+        single = name == "clangevin"
+        kernel = CHMC(single=True) if single else CHMC(jitter=JITTER)
+        trajectories = (1,) if single else TRAJECTORIES
+        tuned = tune_chmc(key, problem, landed, kernel=kernel, trajectories=trajectories)
+        if name is not None or tuned.acceptance_rate > LEAST_ACCEPTANCE:
+            _warn_stuck(tuned)
+            return _exact(problem, tuned, single=single, progress=progress)
+        reason = f"chmc accepts only {tuned.acceptance_rate:.2f} of its moves here"
+    eta, violation = tune_o_langevin(key, problem, positions, tolerance=tolerance)
+    _say(
+        f"o_langevin, near the set: step_size={eta:.3g}, alpha={1 / eta:.3g}, beta=0, mean |g| {violation:.2g} ({reason})",
+        progress,
+    )
+    if name is None:
+        warn(
+            f"the draws are near the set, not on it, and their law is off by O(step_size): {reason}, so og.sample runs "
+            f"o_langevin with step_size={eta:.3g} (mean |g| {violation:.2g}). To insist, pass algorithm='chmc'; this "
+            "warning does not come with algorithm='o_langevin'."
+        )
+    found = {"step_size": eta, "mean_violation": violation}
+    return Tuned(o_langevin(problem, eta, alpha=1 / eta), positions, found)
+
+
+def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool) -> Tuned:
+    """The exact sampler with the settings that were found."""
+    step_size, mass, accepted = tuned.step_size, tuned.inverse_mass, f"acceptance {tuned.acceptance_rate:.2f}"
+    if single:
+        _say(f"clangevin: step_size={step_size:.3g}, diagonal metric, {accepted}", progress)
+        algorithm = clangevin(problem, step_size, inverse_mass=mass)
+    else:
+        steps, short = tuned.num_integration_steps, tuned.boundary_step
+        _say(
+            f"chmc, exact on the set: step_size={step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}, "
+            + ("" if short is None else f"boundary_step={short:.3g}, ")
+            + f"diagonal metric, {accepted}",
+            progress,
+        )
+        settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass, "jitter": JITTER}
+        algorithm = chmc(problem, step_size, boundary_step=short, **settings)
+    found = {
+        "step_size": step_size,
+        "acceptance_rate": tuned.acceptance_rate,
+        "stuck_chains": np.flatnonzero(tuned.stuck).tolist(),
+    }
+    return Tuned(algorithm, tuned.positions, found)
+
+
+def _warn_stuck(tuned: CHMCTuning) -> None:
+    """Chains that keep their places although they do not move: the others cannot speak for the part of the set they are in."""
+    stuck = np.flatnonzero(tuned.stuck)
+    if stuck.size:
+        warn(
+            f"{stuck.size} of {tuned.stuck.size} chains (the first is chain {stuck[0]}) do not move at the step size that suits "
+            "the others. They may be in a much smaller part of the set, or in a corner of it. Their draws stay where they are, "
+            "so look at R-hat; a smaller step size, og.chmc(problem, ...), moves them too."
+        )
+
+
+def _say(text: str, progress: bool) -> None:
+    if progress:
+        print(f"og.sample chose {text}.", file=sys.stderr)

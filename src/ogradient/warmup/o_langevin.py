@@ -1,0 +1,120 @@
+"""Warm-up of O-Langevin: a step size from what the problem does to a step, not from its scale."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ogradient.geometry import frame_at, landing
+from ogradient.land import land
+from ogradient.problem import Problem
+from ogradient.samplers.o_langevin import OLangevin
+from ogradient.status import warn
+from ogradient.userfunctions import Position, dtype_of
+from ogradient.warmup.lengths import first_length, tangent_drift
+
+TRIAL_STEPS = 50
+# The largest share of steps that a boundary may turn back: it grows like √η, and the error like its square.
+REFLECTED = 0.1
+LINEAR = 0.1  # how far a step may bend away from the set, relative to its length
+WINDOWS = 20  # of trial steps in a row that must be good, so that the chains see more than their start
+AGAIN = 16.0  # times the step size of the first search, where the second begins
+LARGEST, SMALLEST = 2.0**10, 2.0**-30  # step sizes that are tried, in squares of the positions' own length
+
+
+class OLangevinTuning(NamedTuple):
+    """What the warm-up of `o_langevin` found: η, and the mean |g| of its draws, of the worst row."""
+
+    step_size: float
+    mean_violation: float
+
+
+def tune_o_langevin(
+    key: Array, problem: Problem, positions: Position, *, tolerance: float | None = None
+) -> OLangevinTuning:
+    """The largest power of two for which an O-Langevin step of every chain is nearly linear and mean |g| ≤ tolerance.
+
+    Two numbers of a trial, both free of units, are held small: how far from the set a step ends, relative to its length
+    (‖J⁺g(x')‖/‖x'−x‖ ≤ 1/10, which sees the curvature of the constraint: a sphere's radius is then off by 2 %), and how much
+    the drift along the set changes over a step, relative to its length (η‖D's'−D s‖/‖x'−x‖ ≈ ηL ≤ 1/20, which sees that of
+    log π; a Gaussian's variance is then off by 2.5 %). With inequalities, at most one step in ten is turned back at a
+    boundary (a Gaussian cut at its standard deviation then has its mean off by 2 % of that). In the user's units, the
+    mean |g_k| of every row of g is held at or below `tolerance` where one is given: |g| is O(η), and smallest for its η with
+    α = 1/η and β = 0, a Newton step per iteration, which is what is run.
+    Starts at the square of the positions' own length, doubles or halves, and then follows the chains for a while, halving again
+    where the set bends more. Where they started things may bend more than where they belong: so it begins once more from where
+    they are then, at 16 times that.
+    One compilation, about seventy trials of 50 steps.
+    """
+
+    current = land(problem, positions).position
+    length = 2.0 ** round(math.log2(first_length(problem, current)))
+    largest, smallest = LARGEST * length**2, SMALLEST * length**2
+    dtype = np.dtype(dtype_of(positions))
+    limit = float("inf") if tolerance is None else tolerance
+
+    def attempt(number: int, positions: Position, eta: float) -> tuple[Position, bool, float]:
+        numbers = np.asarray(length, dtype), jax.random.fold_in(key, number), positions, np.asarray(eta, dtype)
+        positions, bend, off = _window(problem, *numbers)
+        return positions, bool(bend <= LINEAR) and float(off) <= limit, float(off)  # NaN compares false
+
+    eta, number = length**2, 1
+    while eta < largest and attempt(number, current, 2 * eta)[1]:
+        eta *= 2
+    for again in (1, AGAIN):
+        eta, violations = min(again * eta, largest), list[float]()
+        while eta > smallest and len(violations) < WINDOWS:
+            number += 1
+            proposal, fine, off = attempt(number, current, eta)
+            current, violations, eta = (proposal, [*violations, off], eta) if fine else (current, [], eta / 2)
+    if eta > smallest:
+        return OLangevinTuning(eta, sum(violations) / len(violations))
+    warn(
+        f"no step size down to {smallest:.1e} keeps a step near the constraint set"
+        + ("" if tolerance is None else f" and mean |g| at {tolerance:.3g}")
+        + "; the smallest is used. The constraint may be unattainable or have a vanishing gradient, the log density may be "
+        "unbounded, or the tolerance may be finer than this precision."
+    )
+    return OLangevinTuning(eta, attempt(number + 1, current, eta)[2])
+
+
+def _trial(
+    problem: Problem, length: Array, key: Array, position: Position, eta: Array
+) -> tuple[Position, tuple[Array, ...]]:
+    """Steps of one chain: where it ends, and what was seen on the way."""
+    kernel, parameters = OLangevin(), {"step_size": eta, "alpha": None, "temperature": 1.0}
+
+    def body(carry: tuple[Position, Array], key: Array) -> tuple[tuple[Position, Array], tuple[Array, ...]]:
+        position, drift = carry
+        previous = problem.flatten(position)[0]
+        state, info = kernel.step(key, kernel.init(position), problem, parameters)
+        x, _, constraint, _ = problem.flatten(state.position)
+        frame = frame_at(constraint, x)
+        new_drift = tangent_drift(problem, state.position)
+        change = eta * (new_drift - drift)
+        squares = (jnp.sum((v / length) ** 2) for v in (landing(frame, alpha=1.0), change, x - previous))
+        reflected = jnp.zeros((), bool) if info.reflected is None else info.reflected
+        return (state.position, new_drift), (*squares, jnp.abs(frame.value), reflected)
+
+    start = (position, tangent_drift(problem, position))
+    (position, _), seen = lax.scan(body, start, jax.random.split(key, TRIAL_STEPS))
+    return position, seen
+
+
+@jax.jit
+def _window(
+    problem: Problem, length: Array, key: Array, positions: Position, eta: Array
+) -> tuple[Position, Array, Array]:
+    """Steps of all chains: where they end, the worse of the two numbers, and the largest mean |g| of a row."""
+    keys = jax.random.split(key, jax.tree.leaves(positions)[0].shape[0])
+    chains = jax.vmap(partial(_trial, problem, length), (0, 0, None))
+    positions, (residual, change, moved, value, reflected) = chains(keys, positions, eta)
+    bend = jnp.sqrt(jnp.maximum(jnp.sum(residual), 4 * jnp.sum(change)) / jnp.sum(moved))
+    bend = jnp.maximum(bend, LINEAR / REFLECTED * jnp.mean(reflected, dtype=bend.dtype))
+    return positions, bend, jnp.max(jnp.mean(value, axis=(0, 1)), initial=0.0)
