@@ -62,7 +62,9 @@ def cases():
     }
     particles = {
         "o_svgd": lambda p: og.o_svgd(p, 0.1),
-        "o_svgd, adam": lambda p: og.o_svgd(p, optimizer=optax.adam(0.05), rkhs_kernel=og.imq(), correction="hutchinson"),
+        "o_svgd, adam": lambda p: og.o_svgd(
+            p, optimizer=optax.adam(0.05), rkhs_kernel=og.imq(), correction="hutchinson"
+        ),
         "svgd": lambda p: og.svgd(p, 0.1),
         "control_langevin": lambda p: og.control_langevin(p, 0.01),
     }
@@ -78,7 +80,15 @@ def main():
                 shape = (2, 8, d) if ensemble else (4, d)
                 starts = 0.5 * jax.random.normal(jax.random.key(1), shape)
                 trace = og.sample(
-                    7, problem, starts, algorithm=algorithm, num_warmup=5, num_samples=20, thinning=2, progress=False, throw=False
+                    7,
+                    problem,
+                    starts,
+                    algorithm=algorithm,
+                    num_warmup=5,
+                    num_samples=20,
+                    thinning=2,
+                    progress=False,
+                    throw=False,
                 )
                 digest = hashlib.sha256(np.ascontiguousarray(trace["x"]).tobytes()).hexdigest()[:16]
                 rough = np.abs(trace["x"].astype(float)).mean()

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ogradient.geometry import ConstraintFn, Frame, factor, project, row_lengths, solve, value_and_jacobian
-from ogradient.stein import over_particles
+from ogradient.mapping import over_particles
 
 MAX_ACTIVE = 8  # rows of h that can turn a move back together, unless the user says otherwise
 

@@ -13,9 +13,9 @@ from jax import Array, lax
 from ogradient.diagnostics.mixing import fixed_scalars, screen
 from ogradient.geometry import frame_at, random_signs, row_lengths, steer, value_and_jacobian
 from ogradient.land import land
+from ogradient.mapping import over_particles
 from ogradient.problem import Problem
 from ogradient.status import Status, warn
-from ogradient.stein import over_particles
 from ogradient.trace import Trace, leaf_names
 from ogradient.userfunctions import Position, as_positions, shapes_of
 
@@ -65,7 +65,7 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
                 "an ensemble sampler needs starts with axes (ensembles, particles, ...) in every leaf; got leading axes "
                 f"{sorted(shapes)}. Add an axis for a single ensemble: x0[None]."
             )
-    problem.check(jax.tree.map(lambda leaf: leaf[0, 0] if ensemble else leaf[0], positions))
+    problem.check(jax.tree.map(lambda leaf: np.asarray(leaf)[0, 0] if ensemble else np.asarray(leaf)[0], positions))
     return positions
 
 
@@ -74,7 +74,7 @@ def _refuse_lone_start(problem: Problem, positions: Position) -> None:
     leaves = jax.tree.leaves(positions)
     if len(leaves) > 1 or leaves[0].ndim != 1 or leaves[0].size == 1:
         return
-    for one in (jax.tree.map(lambda leaf: leaf[0], positions), positions):
+    for one in (jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions), positions):
         try:
             problem.check(one)
         except Exception:  # whatever a user's function may raise on another shape
@@ -183,7 +183,7 @@ def _warn_not_a_sum(problem: Problem, positions: Position) -> None:
         return
     model, data = problem.data.model, problem.data.rows
     once = jax.tree.map(lambda leaf: leaf[: model.batch_size], data)
-    position = jax.tree.map(lambda leaf: leaf[0], positions)
+    position = jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)
     name = "loglikelihood_fn" if model.joint_fn is None else "joint_fn"
     try:
         once = once if model.augment is None else model.augment(jax.random.key(0), once)
@@ -236,7 +236,9 @@ def land_starts(problem: Problem, positions: Position) -> Position:
     lost = np.flatnonzero(np.asarray(landing.status) != Status.OK)
     if lost.size:
         residual, rank = (np.asarray(part)[lost].min() for part in (landing.residual, landing.rank))
-        rows = jax.eval_shape(problem.equality_value, jax.tree.map(lambda leaf: leaf[0], positions)).shape[0]
+        rows = jax.eval_shape(problem.equality_value, jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)).shape[
+            0
+        ]
         why = (
             f" The Jacobian has rank {rank} of {rows} there: constraints conflict, or a gradient vanishes."
             if rank < rows
@@ -270,9 +272,7 @@ def warn_if_separate(trace: Trace) -> bool:
     Two chains meet when the boxes around their draws overlap in every coordinate; by `component_fn`, when they share a label.
     Coordinates that the constraint fixes are left out: they differ by roundings. True if it warned.
     """
-    exact = (
-        "is_accepted" in trace.sample_stats
-    )  # O-Langevin takes small steps: a short run of it has not met for that reason
+    exact = trace.obeys == "exact"  # O-Langevin takes small steps: a short run of it has not met for that reason
     if (
         trace.ensemble
         or trace.num_chains < 2
@@ -400,7 +400,7 @@ def _refuse_unresolved(report: dict[str, np.ndarray], regular: np.ndarray) -> No
 
 
 def _refuse_points(problem: Problem, deficient: np.ndarray, positions: Position) -> None:
-    one = jax.tree.map(lambda leaf: leaf[0], positions)
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)
     dim, rows = problem.flatten(one)[0].size, jax.eval_shape(problem.equality_value, one).shape[0]
     if rows >= dim and not deficient.all():
         raise ValueError(

@@ -15,12 +15,12 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.keys import step_keys
+from ogradient.mapping import over_particles
 from ogradient.pace import Pace, follow, own_steps
 from ogradient.posterior import with_batch
 from ogradient.problem import Problem
 from ogradient.samplers.base import Kernel
 from ogradient.status import Status
-from ogradient.stein import over_particles
 from ogradient.userfunctions import Position, dtype_of
 
 MOST_STEPS = 2**31 - 1  # of one chunk: devices count with 32 bits
@@ -82,11 +82,16 @@ def row_shapes(
     problem: Problem, kernel: Kernel, parameters: dict[str, Any], pace: Pace | None, key: Array, states: Any
 ) -> dict[str, Any]:
     """Shapes and dtypes of what one kept draw of all chains leaves."""
-    seen = problem
+    return _one_row.eval_shape(problem, kernel, parameters, pace, key, states)
+
+
+@partial(jax.jit, static_argnums=1)  # never run; what was traced once is found again
+def _one_row(
+    problem: Problem, kernel: Kernel, parameters: dict[str, Any], pace: Pace | None, key: Array, states: Any
+) -> dict[str, Any]:
     if problem.batch_fn is not None and problem.data is not None:
-        seen = with_batch(problem, problem.data.rows)
-    observe = lambda states: step_and_observe(seen, kernel, parameters, pace, key, states, jnp.uint32(0))[1]
-    return jax.eval_shape(observe, states)
+        problem = with_batch(problem, problem.data.rows)
+    return step_and_observe(problem, kernel, parameters, pace, key, states, jnp.uint32(0))[1]
 
 
 def capacity_of(*arguments: Any) -> int:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ogradient.diagnostics import orthogonal_ksd
@@ -16,8 +12,8 @@ from ogradient.diagnostics.distance import Distance, distance_to_set
 from ogradient.diagnostics.jumps import largest_jump
 from ogradient.diagnostics.mixing import Screen, screen
 from ogradient.findings import Finding, Level, mixing_findings, movement_finding, percent, status_finding
+from ogradient.mapping import over_draws
 from ogradient.problem import Problem
-from ogradient.stein import over_particles
 from ogradient.trace import Trace
 from ogradient.userfunctions import Position
 
@@ -27,7 +23,6 @@ MANY_CHAINS = 32  # from here a chain is a group of the Stein test; fewer are cu
 STRETCH = 10  # each at least so many correlation times long
 FEWEST_GROUPS = 20  # with 12 the test at level 0.01 alarmed in 3 of 100 right runs
 NEAR, FAR = 0.5, 1.0  # off the set, in units of how far the set bends away from its tangent plane
-IGNORANT = ("langevin", "svgd")  # samplers that do not know the constraint
 VANISHING = 0.02  # of the median norm of a gradient: where it falls below that, the set is hardly smooth
 STREAMED = ", on the rows of each step; og.diagnose(trace, og.with_batch(problem, rows)) judges by rows of your choice."
 PARTIAL = " Steps see only some rows and obey their noise too: give all of them, constraint_batch_size=N, or a weaker pull alpha."
@@ -101,7 +96,7 @@ def _last(trace: Trace) -> Position:
 
 def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None, *, streamed: bool) -> Finding:
     values = trace.sample_stats["equality"]
-    if trace.provenance["algorithm"] == "control_langevin":
+    if trace.obeys == "mean":
         mean, largest = np.abs(values[:, -1].mean(axis=1)).max(), np.abs(values[:, -1]).max()
         text = f"only the mean over particles is constrained: |E g| {mean:.2g}, max |g| {largest:.2g} of a particle."
         return Finding("constraint", "unknown", text)
@@ -123,7 +118,7 @@ def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None
             f"{', but' if share < 0.05 else ', and'} up to {distance.off[row]:.2g} along the normal of equality[{row}], while "
             f"the set bends away from its tangent plane by {distance.bend[row]:.2g} only: they hardly obey it"
         )
-    if trace.provenance["algorithm"] in IGNORANT:
+    if trace.obeys == "no":
         name = trace.provenance["algorithm"]
         text = f"{numbers}; og.{name} does not use the constraint, and {where}. Use og.chmc or og.o_langevin."
         return Finding("constraint", "bad", text)
@@ -138,7 +133,7 @@ def _gradients(trace: Trace, distance: Distance) -> Finding:
     row = int(np.argmin(share))
     if share[row] > VANISHING:
         return Finding("gradient", "fine", f"that of equality is nowhere below {percent(share[row])} of its median.")
-    exact = "is_accepted" in trace.sample_stats
+    exact = trace.obeys == "exact"
     return Finding(
         "gradient",
         "fine" if exact else "doubtful",
@@ -152,8 +147,8 @@ def _feasibility(trace: Trace, problem: Problem | None, *, streamed: bool) -> Fi
     values = values[:, -1] if trace.ensemble else values
     noisy = problem is not None and problem.noisy_constraint
     if noisy:  # what the trace has is of the rows that a step saw
-        bounds = lambda problem, position: problem.inequality_value(position)
-        values = np.asarray(_over(bounds, problem, _subsample(_last(trace), KSD_DRAWS)))  # type: ignore[arg-type]
+        draws = _subsample(_last(trace), KSD_DRAWS)
+        values = np.asarray(over_draws(Problem.inequality_value, problem, draws))  # type: ignore[arg-type]
     outside = (values > 0).any(axis=-1)
     largest = values.reshape(-1, values.shape[-1]).max(axis=0)
     # A row that stays further from its boundary than it ever varies has turned nothing back.
@@ -184,13 +179,13 @@ def _feasibility(trace: Trace, problem: Problem | None, *, streamed: bool) -> Fi
 
 def _jump(trace: Trace, problem: Problem) -> Finding | None:
     """A jump in log π, which gradients do not see."""
-    if trace.provenance["algorithm"] == "control_langevin":
+    if trace.obeys == "mean":
         return None
     height = largest_jump(problem, _subsample(_last(trace), KSD_DRAWS))
     if height == 0:
         return Finding("log density", "fine", "continuous between neighbouring draws.")
     text = f"log π jumps by up to {height:.2g} between neighbouring draws, which its gradient does not show. "
-    if "is_accepted" in trace.sample_stats:
+    if trace.obeys == "exact":
         return Finding("log density", "fine", text + "Moves are accepted by log π itself, so that the law stays right.")
     return Finding("log density", "bad", text + "A sampler that follows the gradient samples another law: use og.chmc.")
 
@@ -199,7 +194,7 @@ def _law(trace: Trace, problem: Problem | None, seen: Screen | None, *, jumps: b
     subject = "law along the set"
     if problem is None:
         return Finding(subject, "unknown", "pass the problem to have it tested.")
-    if trace.provenance["algorithm"] == "control_langevin":
+    if trace.obeys == "mean":
         return Finding(subject, "unknown", "with a constraint on the mean the law does not live on the set.")
     if not problem.whole:
         return Finding(subject, "unknown", "the Stein test needs the score of all the data; these come batch by batch.")
@@ -223,7 +218,7 @@ def _law(trace: Trace, problem: Problem | None, seen: Screen | None, *, jumps: b
         f" ({result.num_draws} draws{' of the last ensemble' if groups is None else f', {count} independent groups'})"
     )
     if result.p_value is not None and result.p_value < KSD_LEVEL:
-        exact = "is_accepted" in trace.sample_stats  # then no step size is to blame
+        exact = trace.obeys == "exact"  # then no step size is to blame
         remedy = (
             "Run longer, and check the measure of the problem." if exact else "Run longer, or use a smaller step size."
         )
@@ -241,12 +236,6 @@ def _groups(trace: Trace, seen: Screen) -> np.ndarray:
     stretches = min(int(slowest / (STRETCH * chains)), -(-2 * MANY_CHAINS // chains), draws)
     stretches = max(stretches, 1) if chains < MANY_CHAINS else 1
     return (np.arange(chains)[:, None] * stretches + (np.arange(draws) * stretches // draws)[None]).ravel()
-
-
-def _over(function: Callable[[Problem, Position], Any], problem: Problem, draws: Position) -> Any:
-    """A function of the problem and one draw, over all draws, compiled."""
-    over = lambda problem, draws: over_particles(partial(function, problem), draws, problem.draws_together)
-    return jax.jit(over)(problem, jax.tree.map(jnp.asarray, draws))
 
 
 def _evenly(n: int, most: int) -> np.ndarray:

@@ -23,8 +23,11 @@ def as_key(seed: int | Array) -> Array:
         if number < 0:
             raise ValueError(f"seed must be at least 0; got {number}.")
         if number >= 2**64:
-            words = number.to_bytes((number.bit_length() + 7) // 8, "little")
-            number = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+            content = number.to_bytes((number.bit_length() + 7) // 8, "little")
+            number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+        if jax.config.read("jax_default_prng_impl") == "threefry2x32":  # the same words, and nothing is compiled
+            words = np.array([number >> 32, number & 0xFFFFFFFF], np.uint32)
+            return jax.random.wrap_key_data(jax.device_put(words), impl="threefry2x32")
         with jax.enable_x64(True):  # without it the upper word would be dropped
             return jax.random.key(np.uint64(number))
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.shape == ():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ogradient.mapping import over_draws
 from ogradient.problem import Problem
 from ogradient.samplers import SAMPLERS
 from ogradient.samplers.base import SamplingAlgorithm, kernel_of, plain_settings
@@ -90,12 +91,15 @@ def algorithm_of(trace: Trace, problem: Problem) -> SamplingAlgorithm:
     return SAMPLERS[past["algorithm"]](problem, **settings)
 
 
+def _particle_values(problem: Problem, position: Position) -> dict[str, Array]:
+    return jax.vmap(problem.constraint_value)(position)
+
+
 def _check_same_constraint(resume: Trace, problem: Problem, last: Position) -> None:
     """The constraint at the last draws must be what the trace says, or it is another one."""
     if problem.stochastic or not problem.constrained:
         return
-    value = jax.vmap(problem.constraint_value)
-    now = jax.jit(jax.vmap(value) if resume.ensemble else value)(jax.tree.map(jnp.asarray, last))
+    now = over_draws(_particle_values if resume.ensemble else Problem.constraint_value, problem, last)
     for kind, values in now.items():
         past = resume.sample_stats.get(kind)
         if past is None or past[:, -1].shape != values.shape:

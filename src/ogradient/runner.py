@@ -199,7 +199,7 @@ def _deliver(trace: Trace, run: Run, interrupted: bool, throw: bool) -> Trace:
         if (count := int(counts[:, status].sum())) and not always:
             message = f"{count:,} of {counts.sum():,} steps were {status.name}: {status.remedy}."
             warn(message)
-    if "is_accepted" in trace.sample_stats:
+    if trace.obeys == "exact":
         still = np.flatnonzero(~trace.sample_stats["is_accepted"].any(axis=1))
         if still.size and trace.num_draws >= 100:
             warn(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,21 +135,3 @@ def _order_statistic(values: Array, rank: int) -> Array:
         return jnp.where(enough, prefix, prefix | bit)
 
     return as_float(lax.fori_loop(jnp.int32(0), jnp.int32(31), refine, jnp.uint32(0)))
-
-
-def over_particles(function: Callable, arguments: Any, block_size: int | None) -> Any:
-    """Map over particles: all at once, or in blocks so that memory is O(n · block)."""
-    leaves, structure = jax.tree.flatten(arguments)
-    if block_size is None or block_size >= leaves[0].shape[0]:
-        return jax.vmap(function)(arguments)
-    # lax.map cannot cut empty arrays (those of no equality constraint) into blocks: they go around it.
-    shapes, out = jax.tree.flatten(jax.eval_shape(jax.vmap(function), arguments))
-
-    def solid(given: list[Array]) -> list[Array]:
-        full = iter(given)
-        filled = [next(full) if leaf.size else jnp.zeros(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        result = jax.tree.leaves(function(jax.tree.unflatten(structure, filled)))
-        return [leaf for leaf, shape in zip(result, shapes, strict=True) if shape.size]
-
-    mapped = iter(lax.map(solid, [leaf for leaf in leaves if leaf.size], batch_size=block_size))
-    return jax.tree.unflatten(out, [next(mapped) if s.size else jnp.zeros(s.shape, s.dtype) for s in shapes])

@@ -137,6 +137,11 @@ class Trace:
         kinds = (kind for kind in ("equality", "inequality") if kind in self.sample_stats)
         return {kind: float(_violation(kind, self.sample_stats[kind]).max()) for kind in kinds}
 
+    @property
+    def obeys(self) -> str:
+        """How its draws obey the constraint: "exact", "near", "mean" (over particles), "no", or "unknown"."""
+        return self.provenance.get("obeys", "unknown")
+
     def apply(self, fn: Callable[..., Any], *arguments: Any, batch_size: int = 1024) -> Any:
         """A function of one position over all draws: arrays with axes (chain, draw[, particle], ...).
 

@@ -360,7 +360,9 @@ def test_rows_are_augmented_by_a_key_of_their_step(batch_size):
     assert error < limit
     assert np.std(move) == pytest.approx(1000, rel=0.1)
     np.testing.assert_array_equal(*(seen(shifted, 5)[0] for _ in range(2)))
-    assert float(shifted.equality_value(jnp.zeros(1))[0]) == (N - 1) / 2  # what is reported on all rows is not augmented
+    assert (
+        float(shifted.equality_value(jnp.zeros(1))[0]) == (N - 1) / 2
+    )  # what is reported on all rows is not augmented
 
 
 def test_augmenting_may_change_the_shape_of_a_batch():

@@ -16,8 +16,8 @@ import numpy as np
 from jax import Array
 
 from ogradient.geometry import frame_at, landing
+from ogradient.mapping import over_particles
 from ogradient.problem import Problem
-from ogradient.stein import over_particles
 from ogradient.userfunctions import Position
 
 NEWTON_STEPS = 3

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.geometry import frame_at, landing
+from ogradient.mapping import over_particles
 from ogradient.problem import Problem
-from ogradient.stein import over_particles
 from ogradient.userfunctions import Position
 
 NEIGHBOURS = 3

@@ -23,11 +23,13 @@ from jax import Array
 
 from ogradient.boundary import boundary_weight
 from ogradient.geometry import Frame, random_signs, stein_drift
+from ogradient.mapping import over_particles
 from ogradient.problem import Problem
-from ogradient.stein import RKHSKernel, imq, median_bandwidth, over_particles, rbf, squared_distances
+from ogradient.stein import RKHSKernel, imq, median_bandwidth, rbf, squared_distances
 from ogradient.userfunctions import Position
 
 WIDE = (1.0, 10.0)  # bandwidths of the wide kernels, in median squared distances
+_median_bandwidth = jax.jit(median_bandwidth)
 
 
 class KSD(NamedTuple):
@@ -92,7 +94,7 @@ def orthogonal_ksd(
     if not bool(jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(drift))):
         raise ValueError("some draws, or the score or curvature at them, are not finite; remove those draws first.")
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel
-    h = jax.jit(median_bandwidth)(x) if kernel.bandwidth is None else jnp.asarray(kernel.bandwidth, x.dtype)
+    h = _median_bandwidth(x) if kernel.bandwidth is None else jnp.asarray(kernel.bandwidth, x.dtype)
     if not float(h) > 0:
         raise ValueError(
             "more than half of the draws coincide, so the median bandwidth is 0; give one: og.rbf(bandwidth=1.0)."

@@ -7,7 +7,6 @@ and Fourier transforms of every scalar it is given, 15 ms each for 32 chains of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ogradient.geometry import frame_at
+from ogradient.mapping import over_draws
 from ogradient.problem import Problem
 from ogradient.status import ConvergenceWarning, warn
-from ogradient.stein import over_particles
 from ogradient.userfunctions import Position
 
 STRETCHES = 20  # per chain
@@ -175,18 +174,18 @@ def fixed_scalars(problem: Problem | None, position: Position, seen: Screen) -> 
     if not little.any():
         return none
 
-    def left(position: Position) -> jax.Array:
-        x, _, constraint, _ = problem.flatten(position)
-        frame = frame_at(constraint, x)
-        return 1 - jnp.sum((frame.root @ frame.jacobian) ** 2, axis=0)  # D_kk = |D e_k|²
-
     pooled = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), position)
     n = jax.tree.leaves(pooled)[0].shape[0]
     chosen = np.linspace(0, n - 1, min(n, FIXED_DRAWS)).astype(int)
-    over = jax.jit(partial(over_particles, left, block_size=problem.draws_together))
-    return little & (
-        np.asarray(over(jax.tree.map(lambda leaf: jnp.asarray(leaf[chosen]), pooled))).max(axis=0) <= FIXED**2
-    )
+    tangential = over_draws(_tangential_parts, problem, jax.tree.map(lambda leaf: leaf[chosen], pooled))
+    return little & (np.asarray(tangential).max(axis=0) <= FIXED**2)
+
+
+def _tangential_parts(problem: Problem, position: Position) -> jax.Array:
+    """D_kk = |D e_k|² of all coordinates."""
+    x, _, constraint, _ = problem.flatten(position)
+    frame = frame_at(constraint, x)
+    return 1 - jnp.sum((frame.root @ frame.jacobian) ** 2, axis=0)
 
 
 def scalar_name(variables: Mapping[str, np.ndarray], index: int, axes: int = 2) -> str:

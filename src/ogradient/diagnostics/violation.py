@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from ogradient.mapping import over_draws
 from ogradient.problem import Problem
-from ogradient.stein import over_particles
 from ogradient.userfunctions import Position
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -35,8 +34,7 @@ def constraint_violation(problem: Problem, draws: Position) -> dict[str, Any]:
         raise ValueError("the problem has no constraint to violate.")
     problem.check_whole()
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
-    over = lambda problem, draws: over_particles(problem.constraint_value, draws, problem.draws_together)
-    values = jax.jit(over)(problem, jax.tree.map(jnp.asarray, draws))
+    values = over_draws(Problem.constraint_value, problem, draws)
     report = {}
     for kind, value in values.items():
         value = np.asarray(value)

@@ -24,6 +24,7 @@ from jax import Array
 
 from ogradient.boundary import MAX_ACTIVE, boundary_weight, stay_inside
 from ogradient.geometry import ConstraintFn, Correction, Frame, resolve_correction, steer, stein_drift
+from ogradient.mapping import over_particles
 from ogradient.problem import Problem
 from ogradient.samplers.base import Obeys, SamplingAlgorithm, Schedule, make_algorithm
 from ogradient.samplers.o_langevin import check_o_sampler, pull
@@ -41,7 +42,7 @@ from ogradient.samplers.svgd import (
     tangent_update,
 )
 from ogradient.status import Status
-from ogradient.stein import RKHSKernel, over_particles, rbf
+from ogradient.stein import RKHSKernel, rbf
 from ogradient.userfunctions import Position
 
 

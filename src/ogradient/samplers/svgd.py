@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
+from ogradient.mapping import over_particles
 from ogradient.problem import Problem
 from ogradient.samplers.base import (
     Obeys,
@@ -28,7 +29,7 @@ from ogradient.samplers.base import (
     step_size_at,
 )
 from ogradient.status import Status
-from ogradient.stein import RKHSKernel, median_bandwidth, over_particles, rbf, squared_distances
+from ogradient.stein import RKHSKernel, median_bandwidth, rbf, squared_distances
 from ogradient.userfunctions import Position
 
 

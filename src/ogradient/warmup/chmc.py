@@ -71,7 +71,7 @@ class Windows:
         }
         parameters, _ = arguments_of(self.kernel, given, positions)
         pace: Any = pace_of(stage.step_size, positions, adapt=adapt, target=self.target)
-        key, states = jax.random.fold_in(self.key, number), stage.states
+        key, states = jax.random.fold_in(self.key, np.uint32(number)), stage.states
         capacity = capacity_of(self.problem, self.kernel, parameters, pace, key, states)
         draws, rates, done = [], [], 0
         while done < WINDOW:

@@ -101,7 +101,7 @@ def choose(
         check_positive("tolerance", tolerance)
     positions = bring_inside(problem, positions)
     check_start(problem, positions, {}, constrained=True)
-    key = random.fold_in(key, 2**32 - 1)
+    key = random.fold_in(key, np.uint32(2**32 - 1))
     reason = "asked for"
     if name != "o_langevin":
         landed = land_starts(problem, positions)

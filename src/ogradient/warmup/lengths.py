@@ -9,8 +9,8 @@ import numpy as np
 from jax import Array
 
 from ogradient.geometry import frame_at, project, row_lengths
+from ogradient.mapping import over_particles
 from ogradient.problem import Problem
-from ogradient.stein import over_particles
 from ogradient.userfunctions import Position
 
 

@@ -1,0 +1,45 @@
+"""Maps over chains, particles and draws, all at once or in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ogradient.problem import Problem
+from ogradient.userfunctions import Position
+
+
+def over_draws(function: Callable[[Problem, Position], Any], problem: Problem, draws: Position) -> Any:
+    """A function of the problem and one draw, over all draws (first axis), compiled.
+
+    The compiled program is found again by the function, so it should be one that lasts: of a module, not made on the spot.
+    """
+    return _over_draws(function, problem, jax.tree.map(jnp.asarray, draws))
+
+
+@partial(jax.jit, static_argnums=0)
+def _over_draws(function: Callable[[Problem, Position], Any], problem: Problem, draws: Position) -> Any:
+    return over_particles(partial(function, problem), draws, problem.draws_together)
+
+
+def over_particles(function: Callable, arguments: Any, block_size: int | None) -> Any:
+    """Map over particles: all at once, or in blocks so that memory is O(n · block)."""
+    leaves, structure = jax.tree.flatten(arguments)
+    if block_size is None or block_size >= leaves[0].shape[0]:
+        return jax.vmap(function)(arguments)
+    # lax.map cannot cut empty arrays (those of no equality constraint) into blocks: they go around it.
+    shapes, out = jax.tree.flatten(jax.eval_shape(jax.vmap(function), arguments))
+
+    def solid(given: list[Array]) -> list[Array]:
+        full = iter(given)
+        filled = [next(full) if leaf.size else jnp.zeros(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+        result = jax.tree.leaves(function(jax.tree.unflatten(structure, filled)))
+        return [leaf for leaf, shape in zip(result, shapes, strict=True) if shape.size]
+
+    mapped = iter(lax.map(solid, [leaf for leaf in leaves if leaf.size], batch_size=block_size))
+    return jax.tree.unflatten(out, [next(mapped) if s.size else jnp.zeros(s.shape, s.dtype) for s in shapes])
