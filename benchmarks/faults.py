@@ -115,15 +115,15 @@ def child_running(path: Path, _: str) -> None:
 
 def child_interrupted(path: Path, _: str) -> None:
     """The default call, tuned, and its trace saved, as one would write it; then what it had kept, and what came out."""
-    from ogradient import runner
+    from ogradient import loop
 
-    runs, chunk = [], runner._Run._chunk
+    runs, chunk = [], loop.Run._chunk
 
     def noted(self: Any, *arguments: Any) -> Any:
         runs[:] = [self]
         return chunk(self, *arguments)
 
-    runner._Run._chunk = noted  # type: ignore[method-assign]
+    loop.Run._chunk = noted  # type: ignore[method-assign]
     warnings.simplefilter("ignore")
     trace, ended, saved = None, [], False
     print("ready", flush=True)

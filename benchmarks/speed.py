@@ -328,7 +328,7 @@ def income():
     apart = og.posterior(
         normal_prior,
         lambda p, batch: bernoulli(model.logit(p, batch["features"]), batch["label"]),
-        joint.source.data,
+        joint.data.rows,
         equality=lambda p, batch: covariance(model.logit(p, batch["features"]), batch["sensitive"]),
     )
 

@@ -245,7 +245,7 @@ def correction_dropped(seed):
     import jax
 
     import ogradient as og
-    from ogradient.tuning import tune_o_langevin
+    from ogradient.warmup.o_langevin import tune_o_langevin
 
     known = known_of(pick(("cubic", "ellipse", "torus_b"), seed))
     starts = starts_of(known, seed)

@@ -17,7 +17,7 @@ from ogradient.mapping import over_particles
 from ogradient.problem import Problem
 from ogradient.status import Status, warn
 from ogradient.trace import Trace, leaf_names
-from ogradient.userfunctions import Position, as_positions, shapes_of
+from ogradient.userfunctions import Position, as_positions, first_of, shapes_of
 
 NEWTON_STEPS = 24
 TURNED = 0.25  # of a gradient within 8 roundings of x: beyond, the set is not resolved
@@ -65,7 +65,7 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
                 "an ensemble sampler needs starts with axes (ensembles, particles, ...) in every leaf; got leading axes "
                 f"{sorted(shapes)}. Add an axis for a single ensemble: x0[None]."
             )
-    problem.check(jax.tree.map(lambda leaf: np.asarray(leaf)[0, 0] if ensemble else np.asarray(leaf)[0], positions))
+    problem.check(first_of(first_of(positions) if ensemble else positions))
     return positions
 
 
@@ -74,7 +74,7 @@ def _refuse_lone_start(problem: Problem, positions: Position) -> None:
     leaves = jax.tree.leaves(positions)
     if len(leaves) > 1 or leaves[0].ndim != 1 or leaves[0].size == 1:
         return
-    for one in (jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions), positions):
+    for one in (first_of(positions), positions):
         try:
             problem.check(one)
         except Exception:  # whatever a user's function may raise on another shape
@@ -183,7 +183,7 @@ def _warn_not_a_sum(problem: Problem, positions: Position) -> None:
         return
     model, data = problem.data.model, problem.data.rows
     once = jax.tree.map(lambda leaf: leaf[: model.batch_size], data)
-    position = jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)
+    position = first_of(positions)
     name = "loglikelihood_fn" if model.joint_fn is None else "joint_fn"
     try:
         once = once if model.augment is None else model.augment(jax.random.key(0), once)
@@ -236,9 +236,7 @@ def land_starts(problem: Problem, positions: Position) -> Position:
     lost = np.flatnonzero(np.asarray(landing.status) != Status.OK)
     if lost.size:
         residual, rank = (np.asarray(part)[lost].min() for part in (landing.residual, landing.rank))
-        rows = jax.eval_shape(problem.equality_value, jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)).shape[
-            0
-        ]
+        rows = jax.eval_shape(problem.equality_value, first_of(positions)).shape[0]
         why = (
             f" The Jacobian has rank {rank} of {rows} there: constraints conflict, or a gradient vanishes."
             if rank < rows
@@ -400,7 +398,7 @@ def _refuse_unresolved(report: dict[str, np.ndarray], regular: np.ndarray) -> No
 
 
 def _refuse_points(problem: Problem, deficient: np.ndarray, positions: Position) -> None:
-    one = jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions)
+    one = first_of(positions)
     dim, rows = problem.flatten(one)[0].size, jax.eval_shape(problem.equality_value, one).shape[0]
     if rows >= dim and not deficient.all():
         raise ValueError(

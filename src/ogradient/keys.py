@@ -25,7 +25,9 @@ def as_key(seed: int | Array) -> Array:
         if number >= 2**64:
             content = number.to_bytes((number.bit_length() + 7) // 8, "little")
             number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-        if jax.config.read("jax_default_prng_impl") == "threefry2x32":  # the same words, and nothing is compiled
+        if (
+            getattr(jax.config, "jax_default_prng_impl", None) == "threefry2x32"
+        ):  # the same words, and nothing is compiled
             words = np.array([number >> 32, number & 0xFFFFFFFF], np.uint32)
             return jax.random.wrap_key_data(jax.device_put(words), impl="threefry2x32")
         with jax.enable_x64(True):  # without it the upper word would be dropped

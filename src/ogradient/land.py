@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from ogradient.geometry import ConstraintFn, Frame, frame_at, landing, row_lengths, solve, value_and_jacobian
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
 from ogradient.status import Status
-from ogradient.userfunctions import Position, as_positions
+from ogradient.userfunctions import Position, as_positions, first_of
 
 HALVINGS = 8
 MAX_ITERATIONS = 100
@@ -77,7 +76,7 @@ def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITE
         raise ValueError("land needs a problem with a constraint: pass equality=... or inequality=... to og.Problem.")
     problem.check_whole()
     positions = as_positions(positions)
-    problem.check(jax.tree.map(lambda leaf: np.asarray(leaf)[0], positions))
+    problem.check(first_of(positions))
     return _land_all(problem, positions, max_iterations)
 
 

@@ -134,7 +134,7 @@ class Trace:
         return pd.DataFrame.from_dict(rows, orient="index")
 
     def _largest_violations(self) -> dict[str, float]:
-        kinds = (kind for kind in ("equality", "inequality") if kind in self.sample_stats)
+        kinds = (kind for kind in ("equality", "inequality") if kind in self.sample_stats and self.num_draws)
         return {kind: float(_violation(kind, self.sample_stats[kind]).max()) for kind in kinds}
 
     @property

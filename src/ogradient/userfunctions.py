@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 Position = Any  # any pytree of floating-point arrays
@@ -63,6 +64,11 @@ def as_positions(positions: Position) -> Position:
         return positions
     widest = max(dtypes, key=lambda dtype: jnp.finfo(dtype).bits)
     return jax.tree.map(lambda leaf: leaf.astype(widest), positions)
+
+
+def first_of(positions: Position) -> Position:
+    """The first of many positions, on the host where it can be looked at."""
+    return jax.tree.map(lambda leaf: leaf[0] if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf)[0], positions)
 
 
 def stack(values: Sequence[Any], position: Position) -> Array:

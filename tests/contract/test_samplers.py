@@ -7,7 +7,7 @@ import pytest
 
 import ogradient as og
 from ogradient.land import land_one
-from ogradient.samplers.base import is_ensemble, is_exact
+from ogradient.samplers.base import kernel_of
 
 STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01, "o_svgd": 0.05, "svgd": 0.05, "chmc": 0.1, "clangevin": 0.1}
 STEP_SIZE["control_langevin"] = 0.01
@@ -44,8 +44,8 @@ def constraint_of(problem, name, position):
 
 def test_the_table_is_covered():
     assert set(STEP_SIZE) == set(og.SAMPLERS)
-    assert {name for name in og.SAMPLERS if is_ensemble(build(name)[2].step)} == ENSEMBLES
-    assert {name for name in og.SAMPLERS if is_exact(build(name)[2].step)} == EXACT
+    assert {name for name in og.SAMPLERS if kernel_of(build(name)[2]).ensemble} == ENSEMBLES
+    assert {name for name in og.SAMPLERS if kernel_of(build(name)[2]).obeys == "exact"} == EXACT
     assert all(getattr(og, name) is function for name, function in og.SAMPLERS.items())
 
 

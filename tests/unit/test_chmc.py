@@ -204,7 +204,8 @@ def test_roundings_of_a_constraint_that_averages_rows_do_not_stop_it(projection)
     weights = jax.random.normal(jax.random.key(1), (2000,))
     g = lambda x: jnp.mean(weights * jax.nn.sigmoid(rows @ x)) - jnp.mean(weights) / 2  # 0 at 0, but for roundings
     problem = og.Problem(lambda x: -jnp.sum(jax.nn.softplus(rows @ x)), equality=g)
-    algorithm = og.chmc(problem, 1e-3, num_integration_steps=3, projection=projection)
+    # A step along which g changes by less than its roundings over √eps is rejected: 1e-3 is such a step for some versions of XLA.
+    algorithm = og.chmc(problem, 4e-3, num_integration_steps=3, projection=projection)
     start = jax.vmap(algorithm.init)(jnp.zeros((8, 4)))
     states, info = jax.vmap(algorithm.step)(jax.random.split(jax.random.key(2), 8), start)
     assert np.all(info.status == og.Status.OK)

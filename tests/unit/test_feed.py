@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ogradient as og
+from ogradient import loop
 from ogradient.feed import BatchError, Feed
 
 N, B = 40, 8
@@ -92,7 +93,7 @@ def test_a_batch_that_cannot_be_used_before_any_draw_was_kept(change, step):
     message = rf"batch_fn\({step}\).* Stopped after step {step}; no draw was kept yet"
     with pytest.raises(og.SamplingError, match=message) as caught:
         run(changed(step, change), num_warmup=5, thinning=2)
-    assert caught.value.trace is None
+    assert caught.value.trace.num_draws == 0
 
 
 @pytest.mark.parametrize(("lot", "chunk_size"), [(1, None), (5, None), (5, 3), (64, 1), (64, 7)])
@@ -160,7 +161,7 @@ class Gate:
 
 def stop_when_reached(monkeypatch, gate, error):
     """The first chunk after the gate is reached ends in an error; the gate opens once the feed is told to stop."""
-    chunk, close = og.runner._Run._chunk, Feed.close
+    chunk, close = loop.Run._chunk, Feed.close
 
     def failing(self, steps, capacity):
         result = chunk(self, steps, capacity)
@@ -173,7 +174,7 @@ def stop_when_reached(monkeypatch, gate, error):
         threading.Thread(target=lambda: (self.stop.wait(30), gate.opened.set())).start()
         close(self, *arguments)
 
-    monkeypatch.setattr(og.runner._Run, "_chunk", failing)
+    monkeypatch.setattr(loop.Run, "_chunk", failing)
     monkeypatch.setattr(Feed, "close", closing)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ogradient as og
-from ogradient import runner
+from ogradient import loop
 from ogradient.interrupts import Interrupts
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
@@ -42,14 +42,14 @@ def interrupted(text="interrupted"):
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_ctrl_c_while_the_trace_is_put_together(times, monkeypatch):
-    assemble = runner._Run.trace
+    assemble = loop.Run.trace
 
     def pressed(self, *arguments, **options):
         for _ in range(times):
             press()
         return assemble(self, *arguments, **options)
 
-    monkeypatch.setattr(runner._Run, "trace", pressed)
+    monkeypatch.setattr(loop.Run, "trace", pressed)
     with interrupted("Ctrl-C came when the draws were made already"):
         trace = run()
     monkeypatch.undo()
@@ -58,11 +58,9 @@ def test_ctrl_c_while_the_trace_is_put_together(times, monkeypatch):
 
 
 def test_a_second_ctrl_c_while_the_first_is_dealt_with(monkeypatch):
-    chunk, assemble = runner._Run._chunk, runner._Run.trace
-    monkeypatch.setattr(
-        runner._Run, "_chunk", lambda self, *a: (press() if self.done >= 40 else None, chunk(self, *a))[1]
-    )
-    monkeypatch.setattr(runner._Run, "trace", lambda self, *a, **k: (press(), assemble(self, *a, **k))[1])
+    chunk, assemble = loop.Run._chunk, loop.Run.trace
+    monkeypatch.setattr(loop.Run, "_chunk", lambda self, *a: (press() if self.done >= 40 else None, chunk(self, *a))[1])
+    monkeypatch.setattr(loop.Run, "trace", lambda self, *a, **k: (press(), assemble(self, *a, **k))[1])
     with interrupted("interrupted: 11 draws"):
         trace = run(chunk_size=20)
     monkeypatch.undo()
@@ -71,7 +69,7 @@ def test_a_second_ctrl_c_while_the_first_is_dealt_with(monkeypatch):
 
 def test_ctrl_c_at_any_line_of_a_chunk():
     """The chunk counts whole or not at all."""
-    code, whole = runner._Run._chunk.__code__, run()
+    code, whole = loop.Run._chunk.__code__, run()
 
     def pressed_at(number):
         lines = []
@@ -105,7 +103,7 @@ def test_ctrl_c_at_any_line_of_a_chunk():
 
 
 def test_ctrl_c_while_compiling_says_that_nothing_was_kept(monkeypatch):
-    monkeypatch.setattr(runner._Run, "_capacity", lambda self: press())
+    monkeypatch.setattr(loop, "capacity_of", lambda *_: press())
     with pytest.raises(og.SamplingError, match="before any draw was kept"):
         run()
 
@@ -177,14 +175,14 @@ def test_ctrl_c_waits_and_raises_once_where_it_is_allowed():
     "error", [MemoryError("no room"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED"), SystemExit(3), OSError()]
 )
 def test_an_error_after_the_first_draw_keeps_the_draws(error, monkeypatch):
-    chunk = runner._Run._chunk
+    chunk = loop.Run._chunk
 
     def failing(self, steps, capacity):
         if self.done >= 40:
             raise error
         return chunk(self, steps, capacity)
 
-    monkeypatch.setattr(runner._Run, "_chunk", failing)
+    monkeypatch.setattr(loop.Run, "_chunk", failing)
     with pytest.raises(
         og.SamplingError, match=rf"{type(error).__name__}: .* Stopped after step 40; .*resume"
     ) as caught:
@@ -198,7 +196,7 @@ def test_an_error_before_the_first_draw_is_raised_as_it_is(monkeypatch):
     def failing(self, steps, capacity):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(runner._Run, "_chunk", failing)
+    monkeypatch.setattr(loop.Run, "_chunk", failing)
     with pytest.raises(MemoryError, match="no room"):
         run()
 
@@ -224,8 +222,8 @@ def test_whatever_batch_fn_raises_leaves_the_draws_before_it(error):
 
 
 def test_warnings_turned_into_errors_carry_the_draws(monkeypatch):
-    assemble = runner._Run.trace
-    monkeypatch.setattr(runner._Run, "trace", lambda self, *a, **k: (press(), assemble(self, *a, **k))[1])
+    assemble = loop.Run.trace
+    monkeypatch.setattr(loop.Run, "trace", lambda self, *a, **k: (press(), assemble(self, *a, **k))[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", og.ConvergenceWarning)  # the run is short on purpose

@@ -27,7 +27,14 @@ def autoregressive(rng, shape, rho):
 def a_trace(draws, problem=None, **stats):
     counts = np.zeros((len(draws), len(og.Status)), int)
     counts[:, 0] = draws.shape[1]
-    return og.Trace(draws, stats, counts, {"algorithm": "draws", "ensemble": False}, None, problem)
+    return og.Trace(
+        draws,
+        stats,
+        counts,
+        {"algorithm": "draws", "ensemble": False, "obeys": "exact" if "is_accepted" in stats else "near"},
+        None,
+        problem,
+    )
 
 
 @pytest.mark.parametrize("kind", ["mean of a chain", "spread of a chain", "slow"])

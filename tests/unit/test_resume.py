@@ -48,23 +48,23 @@ def test_other_shapes_of_the_same_bytes_and_no_data_are_refused():
     trace = sample(mine, jnp.zeros((2, 2)), algorithm=og.langevin(mine, 0.01))
     with pytest.raises(ValueError, match="resume continues a run on the data"):
         sample(flat, resume=trace, algorithm=og.langevin(flat, 0.01))
-    none = og.Problem(mine.logdensity_fn)
+    none = og.Problem(lambda x: -jnp.sum(x**2))
     with pytest.raises(ValueError, match="resume continues a run on the data .*the problem given has None"):
         sample(none, resume=trace, algorithm=og.langevin(none, 0.01))
 
 
 def test_the_data_are_summed_once(monkeypatch):
-    posterior = importlib.import_module("ogradient.posterior")  # og.posterior is the function
-    calls, original = [], posterior.checksum
-    monkeypatch.setattr(posterior, "checksum", lambda *a: (calls.append(1), original(*a))[1])
+    data = importlib.import_module("ogradient.data")
+    calls, original = [], data.checksum
+    monkeypatch.setattr(data, "checksum", lambda *a: (calls.append(1), original(*a))[1])
     problem = over(X)
     algorithm = og.langevin(problem, 0.01)
     sample(problem, resume=sample(problem, jnp.zeros((2, 2)), algorithm=algorithm), algorithm=algorithm)
     assert len(calls) == 1
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # from where rows come in blocks
     for size in (8, 17, 1000):
-        monkeypatch.setattr(posterior, "CHECKSUM_BYTES", size)
-        assert over(X).source.crc32 == problem.source.crc32
+        monkeypatch.setattr(data, "CHECKSUM_BYTES", size)
+        assert over(X).data.crc32 == problem.data.crc32
 
 
 MASS = {"b": jnp.float32(2.0), "w": jnp.arange(1.0, 5.0)}

@@ -28,7 +28,7 @@ def test_chunk_size_never_changes_a_draw(chunk_size):
 
 def test_small_buffers_never_change_a_draw(monkeypatch):
     reference = run()
-    monkeypatch.setattr("ogradient.runner.CHUNK_BYTES", 1)
+    monkeypatch.setattr("ogradient.chunk.CHUNK_BYTES", 1)
     np.testing.assert_array_equal(run()["x"], reference["x"])
 
 
@@ -122,14 +122,13 @@ def test_keys_are_by_chain_and_absolute_step():
 
 
 def test_one_compilation_per_run():
-    calls = []
-
-    def counted(x):
-        calls.append(1)
-        return PROBLEM.logdensity_fn(x)
-
     def traces(**arguments):
-        calls.clear()
+        calls = []
+
+        def counted(x):
+            calls.append(1)
+            return PROBLEM.logdensity_fn(x)
+
         problem = og.Problem(counted, PROBLEM.equality)
         og.sample(0, problem, STARTS, algorithm=og.o_langevin(problem, 0.01), progress=False, **arguments)
         return len(calls)
@@ -175,13 +174,14 @@ def test_a_blow_up_in_warm_up_says_that_nothing_was_kept():
     problem = og.Problem(lambda x: jnp.sum(x**4), equality=lambda x: x[0] - x[1])
     with pytest.raises(og.SamplingError, match="no draw was kept yet") as caught:
         og.sample(0, problem, STARTS, algorithm=og.o_langevin(problem, 0.05), num_warmup=500, progress=False)
-    assert caught.value.trace is None
+    assert caught.value.trace.num_draws == 0
+    assert "0 draws" in repr(caught.value.trace)
 
 
 def test_an_interrupt_returns_the_draws_so_far(monkeypatch):
-    from ogradient import runner
+    from ogradient import loop
 
-    original, calls = runner._Run._chunk, []
+    original, calls = loop.Run._chunk, []
 
     def interrupt_fourth(self, *arguments):
         calls.append(1)
@@ -189,7 +189,7 @@ def test_an_interrupt_returns_the_draws_so_far(monkeypatch):
             raise KeyboardInterrupt
         return original(self, *arguments)
 
-    monkeypatch.setattr(runner._Run, "_chunk", interrupt_fourth)
+    monkeypatch.setattr(loop.Run, "_chunk", interrupt_fourth)
     with pytest.warns(RuntimeWarning, match="interrupted: 11 draws"):
         trace = run(chunk_size=20)
     np.testing.assert_array_equal(run(num_samples=9, resume=trace)["x"], run()["x"])
@@ -205,7 +205,7 @@ def test_progress_shows_what_is_going_on(capsys, monkeypatch):
     from tqdm.auto import tqdm
 
     monkeypatch.setattr(
-        "ogradient.runner._progress_bar", lambda t, d, label, show: tqdm(total=t, desc=label, mininterval=0)
+        "ogradient.loop._progress_bar", lambda t, d, label, show: tqdm(total=t, desc=label, mininterval=0)
     )
     run(chunk_size=10, num_warmup=25)
     shown = capsys.readouterr().err
@@ -259,7 +259,7 @@ def test_the_step_size_follows_the_scale_of_the_problem(scale):
     problem = og.Problem(
         lambda x: 0.8 * x[0] / scale, equality=lambda x: 100 * ((x[0] / scale) ** 2 / 9 + (x[1] / scale) ** 2 - 1)
     )
-    from ogradient.tuning import tune_o_langevin
+    from ogradient.warmup.o_langevin import tune_o_langevin
 
     eta, _ = tune_o_langevin(jax.random.key(0), problem, scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]]))
     assert 2**-11 <= eta / scale**2 <= 2**-6

@@ -9,7 +9,7 @@ import pytest
 
 import ogradient as og
 from ogradient import geometry as geo
-from ogradient.samplers.o_svgd import build_kernel, particle_geometry
+from ogradient.samplers.o_svgd import particle_geometry
 from ogradient.samplers.svgd import check_memory, mean_field
 from ogradient.stein import median_bandwidth, squared_distances
 
@@ -244,7 +244,7 @@ def test_too_large_for_memory_says_which_block_size():
 )
 def test_bad_settings(arguments, message):
     with pytest.raises(ValueError, match=message):
-        build_kernel(og.Problem(logdensity, CONSTRAINTS[1]), **arguments)
+        og.o_svgd(og.Problem(logdensity, CONSTRAINTS[1]), **arguments)
 
 
 @pytest.mark.parametrize(

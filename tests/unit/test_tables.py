@@ -8,7 +8,7 @@ import pytest
 from fake_tables import write_fake_adult, write_fake_lending
 from typer.testing import CliRunner
 
-from ogradient import datasets, runner
+from ogradient import chunk, datasets
 from ogradient.cli import app
 from ogradient.experiments import income, loan, moment, reference, tradeoff, training
 
@@ -91,9 +91,9 @@ def test_the_time_of_a_run_is_without_compiling(tables, few, tmp_path, monkeypat
     compiled, actual = [], training.sample
 
     def watched(*args, **options):
-        before = runner.run_chunk._cache_size()
+        before = chunk.run_chunk._cache_size()
         trace = actual(*args, **options)
-        compiled.append((runner.run_chunk._cache_size() - before, trace.provenance["seconds"]))
+        compiled.append((chunk.run_chunk._cache_size() - before, trace.provenance["seconds"]))
         return trace
 
     monkeypatch.setattr(training, "sample", watched)

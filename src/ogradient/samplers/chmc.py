@@ -330,7 +330,7 @@ def _project(
         return ~done & (iteration < limit)
 
     def improve(carry: Any) -> Any:
-        x, multipliers, _, previous, best, waited, iteration = carry
+        x, multipliers, _, previous, jumped, best, waited, iteration = carry
         delta, value, level, loose = residual(x, size_of(x, multipliers))
         off, step = jnp.abs(value), delta @ normals
         # Small is small against the move to here, not against the proposal, which may be far outside the set.
@@ -345,17 +345,17 @@ def _project(
         largest = jnp.max(off / (level + proposed))
         waited = jnp.where(calm & ~(largest < best), waited + 1, 0)
         best = jnp.where(calm, jnp.minimum(best, largest), jnp.inf)
-        jumps = jnp.all(rounded | (jnp.abs(value - previous) >= 0.25 * off))
-        done = jnp.all(off <= level) | ((waited >= PATIENCE) & (jumps | jnp.all(x - step == x)))
+        jumped = calm & (jumped | jnp.all(rounded | (jnp.abs(value - previous) >= 0.25 * off)))
+        done = jnp.all(off <= level) | ((waited >= PATIENCE) & (jumped | jnp.all(x - step == x)))
         stop = done | ~jnp.isfinite(largest)
         x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
         iteration = jnp.where(stop & ~done, limit, iteration + 1)
-        return x, multipliers, done, value, best, waited, iteration
+        return x, multipliers, done, value, jumped, best, waited, iteration
 
-    far, none = jnp.full((), jnp.inf, x.dtype), jnp.zeros((), jnp.int32)
+    far, none, no = jnp.full((), jnp.inf, x.dtype), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     zeros = jnp.zeros_like(frame.value)
     x, multipliers, done, *_, iterations = lax.while_loop(
-        keep_going, improve, (x, zeros, jnp.zeros((), bool), zeros, far, none, none)
+        keep_going, improve, (x, zeros, no, zeros, no, far, none, none)
     )
     return x, done, iterations, size_of(x, multipliers)
 
