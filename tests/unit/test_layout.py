@@ -12,7 +12,7 @@ import ogradient
 
 PACKAGE = Path(ogradient.__file__).parent
 ORDER = [
-    {"_version", "status", "keys", "interrupts"},
+    {"_version", "status", "keys", "interrupts", "extras", "compilation"},
     {"storage"},
     {"problem", "archive"},
     {"posterior"},
@@ -27,6 +27,7 @@ ORDER = [
     {"plots", "problems", "datasets", "evaluation"},
     {"experiments"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]

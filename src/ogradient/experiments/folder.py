@@ -17,10 +17,14 @@ import jax.numpy as jnp
 
 from ogradient import storage
 from ogradient._version import __version__
+from ogradient.extras import require
 from ogradient.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Every experiment draws a figure in the end. Better to miss matplotlib now than after an hour of sampling.
+require("matplotlib", "the experiments need", "experiments")
 
 Rows = Sequence[Mapping[str, Any]]
 
