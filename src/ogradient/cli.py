@@ -21,6 +21,7 @@ from ogradient._version import __version__
 from ogradient.compilation import keep_compiled_programs
 from ogradient.experiments import EXPERIMENTS
 from ogradient.experiments.options import configure, options_of, reads_tables
+from ogradient.experiments.text import format_number
 from ogradient.extras import MissingExtraError, require
 from ogradient.problems import PROBLEMS
 from ogradient.samplers import SAMPLERS
@@ -234,8 +235,6 @@ def bench(only: Annotated[str | None, typer.Argument(help="One benchmark by name
 
 def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     """A table on the terminal."""
-    from ogradient.experiments.folder import format_number
-
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     cells = [[format_number(value) for value in row.values()] for row in rows]
     for column, texts in zip(rows[0], zip(*cells, strict=True), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -9,8 +10,6 @@ import sys
 from pathlib import Path
 
 import jax
-
-SHORTEST = 0.1  # seconds: what compiles faster is not worth a file
 
 
 def keep_compiled_programs() -> Path | None:
@@ -27,8 +26,23 @@ def keep_compiled_programs() -> Path | None:
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
+        # JAX keeps what took a second to compile. A run has many programs that take less, and all of it is a megabyte or two.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    _silence_false_alarms()
     return folder
+
+
+def _silence_false_alarms() -> None:
+    """Let XLA log only what is fatal, unless TF_CPP_MIN_LOG_LEVEL asks for something else (JAX sets it to 1).
+
+    On some AMD processors XLA warns of every program it reads back that this machine lacks "prefer-no-gather". That is a hint to
+    its compiler and no feature of a processor (openxla/xla, issue 44565). The folder is for one kind of processor anyway.
+    """
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+        with contextlib.suppress(ImportError, AttributeError):  # a jaxlib that is made otherwise
+            from jaxlib import utils
+
+            utils.absl_set_min_log_level(3)
 
 
 def cache_folder() -> Path | None:
