@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import MISSING
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -154,7 +155,7 @@ def command_of(name: str) -> Any:
 
 
 def _parameters(module: ModuleType) -> Iterator[inspect.Parameter]:
-    """The parameters of an experiment's command: what all have, and between it what the `Config` says."""
+    """The parameters of an experiment's command: those of its `Config`, among those that all have."""
 
     def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
@@ -164,12 +165,10 @@ def _parameters(module: ModuleType) -> Iterator[inspect.Parameter]:
     if hasattr(module, "QUICK"):
         yield parameter("quick", Quick, False)
     for option in options_of(module):
-        if option.positional:
-            yield parameter(option.name, Annotated[option.type, typer.Argument(help=option.help)])
-        else:
-            kind = option.type | None if option.default is None else option.type
-            about = typer.Option(min=option.min, help=option.help)
-            yield parameter(option.name, Annotated[kind, about], option.default)
+        kind = option.type | None if option.default is None else option.type
+        about = (typer.Argument if option.positional else typer.Option)(min=option.min, help=option.help)
+        default = inspect.Parameter.empty if option.default is MISSING else option.default
+        yield parameter(option.name, Annotated[kind, about], default)
     yield parameter("out", Out, Path("results"))
     yield parameter("quiet", Quiet, False)
 

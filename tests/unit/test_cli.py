@@ -67,7 +67,8 @@ def test_every_experiment_is_a_command_with_the_options_of_its_config(name):
     found = {}
     for part in words.partition("Options")[2].split(" --")[1:]:
         option = part.split()[0]
-        found[option] = part.partition("[default: ")[2].partition("]")[0] or None
+        default = part.partition("[default: ")[2].partition("]")[0]
+        found[option] = default if default not in ("", "None") else None
     if "no-peers" in found:  # both ways of a switch have one default
         found["peers"] = found["no-peers"]
     assert found == OPTIONS[name] | {"out": "results", "quiet": None, "help": None}

@@ -110,7 +110,8 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
             "error: the largest error of a moment in standard deviations of that moment under the law; z: in its own Monte Carlo "
             f"errors. E / exact: energy distance of {SHOWN} thinned draws (or of the particles) to {REFERENCE:,} exact ones, "
             "over what as many exact draws stay below in 95 of 100 cases. p: of the Stein test (KSD⊥). Particles have no Monte "
-            "Carlo error, R-hat or ESS: they are not a chain.",
+            "Carlo error, R-hat or ESS: they are not a chain. Seconds are with tuning, and with compiling where no earlier run "
+            "has left its compiled programs.",
             *(f"{name} was left out: {why}." for name, why in skipped.items()),
         ],
         traces={f"trace-{s.sampler}": s.trace for s in scores},
