@@ -59,6 +59,7 @@ __all__ = [
     "binomial_interval",
     "chmc",
     "clangevin",
+    "compilation",
     "constraint_violation",
     "control_langevin",
     "datasets",
@@ -87,6 +88,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("problems", "datasets"):  # only those who want them pay for their import
+    if name in ("problems", "datasets", "compilation"):  # only those who want them pay for their import
         return importlib.import_module(f"ogradient.{name}")
     raise AttributeError(f"module 'ogradient' has no attribute {name!r}")

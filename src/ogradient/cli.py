@@ -1,35 +1,65 @@
-"""The command line: `ogradient list | run | data | bench`."""
+"""The command line: `ogradient list | run | data | bench`. The commands of `run` are made from the table of experiments."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import MISSING
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import jax
-import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ogradient._version import __version__
+from ogradient.compilation import keep_compiled_programs
 from ogradient.experiments import EXPERIMENTS
+from ogradient.experiments.options import configure, options_of, reads_tables
+from ogradient.experiments.text import format_number
+from ogradient.extras import MissingExtraError, require
 from ogradient.problems import PROBLEMS
 from ogradient.samplers import SAMPLERS
 from ogradient.status import ConvergenceWarning, SamplingError
 
+try:
+    import typer
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+    from typer.core import TyperGroup
+except ModuleNotFoundError:
+    for package in ("typer", "rich"):
+        require(package, "the command line needs", "cli")
+    raise
+
+
+class Experiments(TyperGroup):
+    """A command for each row of the table, built when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The rows."""
+        return list(EXPERIMENTS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a row."""
+        if cmd_name in EXPERIMENTS:
+            return command_of(cmd_name)
+        names: Any = dict.fromkeys(EXPERIMENTS)
+        self.commands = names  # where the message looks for what was meant
+        return None
+
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Sampling under hard constraints."
 )
-run_app = typer.Typer(no_args_is_help=True, help="Run an experiment and write its folder.")
+run_app = typer.Typer(cls=Experiments, no_args_is_help=True, help="Run an experiment and write its folder.")
 app.add_typer(run_app, name="run")
 console = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
 
@@ -47,16 +77,12 @@ def _writable(context: typer.Context, out: Path) -> Path:
     return out
 
 
-Chains = Annotated[int, typer.Option(min=2, help="Independent chains (the paper has 50).")]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same numbers.")]
 Out = Annotated[Path, typer.Option(callback=_writable, help="Folder to write into.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 Data = Annotated[
     Path | None, typer.Option(help="Folder with the raw tables; by default OGRADIENT_DATA, or a download of Adult.")
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer rows, steps and seeds: a minute or two on two cores.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps per run, in place of the paper's.")]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each sampler, in place of 3.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -74,7 +100,7 @@ def list_things(what: Annotated[str, typer.Argument(help="samplers, problems, ex
     tables: dict[str, Mapping[str, str]] = {
         "samplers": {name: first_line(function) for name, function in SAMPLERS.items()},
         "problems": {name: first_line(function) for name, function in PROBLEMS.items()},
-        "experiments": EXPERIMENTS,
+        "experiments": {name: row.help for name, row in EXPERIMENTS.items()},
     }
     if what != "all" and what not in tables:
         raise typer.BadParameter(f"{what!r} is none of {', '.join(tables)}, all.")
@@ -83,152 +109,68 @@ def list_things(what: Annotated[str, typer.Argument(help="samplers, problems, ex
             show([{"name": name, "what": text} for name, text in entries.items()], title)
 
 
-@run_app.command("synthetic")
-def run_synthetic(
-    sampler: Annotated[
-        str | None, typer.Option(help="o_langevin, o_svgd, chmc, clangevin, langevin or svgd; all by default.")
-    ] = None,
-    start: Annotated[str | None, typer.Option(help="on or off the set; both by default.")] = None,
-    chains: Chains = 500,
-    steps: Annotated[int, typer.Option(min=1, help="Iterations; the paper has 5,000 (on) and 8,000 (off).")] = 20_000,
-    seed: Seed = 0,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
+@run_app.callback()
+def set_up_runs(
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Do not keep compiled programs for the next run in the user's cache.")
+    ] = False,
 ) -> None:
-    """The paper's cubic: energy distance and |g| against iterations, from on and off the set."""
-    from ogradient.experiments import synthetic
-
-    samplers = _choice("sampler", sampler, tuple(synthetic.SETTINGS))
-    config = synthetic.Config(samplers, _choice("start", start, synthetic.STARTS), chains, steps, seed)
-    with jax.enable_x64(True):
-        _finish("synthetic", *synthetic.run(config, out, progress=not quiet))
+    """Run an experiment and write its folder."""
+    if no_cache:
+        jax.config.update("jax_enable_compilation_cache", False)
+    else:
+        keep_compiled_programs()
 
 
-@run_app.command("hyperparameters")
-def run_hyperparameters(
-    chains: Chains = 500,
-    steps: Annotated[int, typer.Option(min=1, help="Iterations.")] = 8000,
-    seed: Seed = 0,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """O-Langevin on the cubic from off the set, for several alpha and beta."""
-    from ogradient.experiments import hyperparameters
-
-    with jax.enable_x64(True):
-        _finish(
-            "hyperparameters",
-            *hyperparameters.run(hyperparameters.Config(chains, steps, seed), out, progress=not quiet),
-        )
-
-
-@run_app.command("runtime")
-def run_runtime(
-    chains: Chains = 100,
-    seconds: Annotated[
-        float, typer.Option(min=0.01, help="For each of our samplers; mici's get four times that.")
-    ] = 5.0,
-    peers: Annotated[bool, typer.Option(help="Run mici's samplers too, where it is installed.")] = True,
-    seed: Seed = 0,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """Energy distance on the cubic against seconds, with mici's samplers beside ours."""
-    from ogradient.experiments import runtime
-
-    with jax.enable_x64(True):
-        _finish("runtime", *runtime.run(runtime.Config(chains, seconds, peers, seed), out, progress=not quiet))
-
-
-@run_app.command("theory")
-def run_theory(
-    particles: Annotated[int, typer.Option(min=2, help="Particles, and chains.")] = 100,
-    steps: Annotated[int, typer.Option(min=10, help="Iterations.")] = 20_000,
-    seed: Seed = 0,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """Decay of |g| against the predicted rates, and of the Stein discrepancy, for O-SVGD and O-Langevin."""
-    from ogradient.experiments import theory
-
-    with jax.enable_x64(True):
-        _finish("theory", *theory.run(theory.Config(particles, steps, seed), out, progress=not quiet))
-
-
-@run_app.command("problem")
-def run_problem(
-    name: Annotated[str, typer.Argument(help="See `ogradient list problems`.")],
-    sampler: Annotated[
-        str | None, typer.Option(help="chmc, clangevin, o_langevin or o_svgd; all that apply by default.")
-    ] = None,
-    measure: Annotated[
-        str | None, typer.Option(help="conditional or hausdorff, where the problem has a choice.")
-    ] = None,
-    chains: Chains = 64,
-    samples: Annotated[int, typer.Option(min=10, help="Draws kept per chain.")] = 1000,
-    particles: Annotated[int, typer.Option(min=2, help="Particles of o_svgd.")] = 200,
-    seed: Seed = 0,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """Any problem with a known answer, with any sampler, scored against its truth."""
-    from ogradient.experiments import problem
-
-    _choice("problem", name, tuple(PROBLEMS))
-    samplers = _choice("sampler", sampler, problem.SAMPLERS)
-    config = problem.Config(name, samplers, measure, chains, samples, particles, seed)
+def command_of(name: str) -> Any:
+    """The command of an experiment, with the fields of its `Config` as options."""
+    row, one = EXPERIMENTS[name], typer.Typer(add_completion=False)
     try:
-        problem.build(name, measure, samplers)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    with jax.enable_x64(True):
-        _finish(name, *problem.run(config, out, progress=not quiet))
+        module = importlib.import_module(row.module)
+    except MissingExtraError as error:  # the command is listed, and says what it lacks
+        lacking = str(error)
+        anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+        one.command(name, help=row.help, context_settings=anything)(lambda: _fail(lacking))
+        return typer.main.get_command(one)
+
+    def command(*, out: Path, quiet: bool, quick: bool = False, **given: Any) -> None:
+        folder = {"data": given.pop("data")} if reads_tables(module) else {}
+        try:
+            config = configure(module, given, quick=quick)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        precision = jax.enable_x64(True) if getattr(module, "FLOAT64", False) else nullcontext()
+        # Without raw tables a ValueError is a fault of ours, and its traceback is wanted.
+        with precision, _plain_errors(OSError, ImportError, *([ValueError] if folder else [])):
+            rows, figure = module.run(config, out, progress=not quiet, **folder)
+        console.print()
+        show(rows, getattr(config, "title", name))
+        console.print(f"figure: {figure}\nreport: {figure.with_name('report.html')}", soft_wrap=True, highlight=False)
+
+    parameters = list(_parameters(module))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    one.command(name, help=row.help)(command)
+    return typer.main.get_command(one)
 
 
-@run_app.command("measure")
-def run_measure(
-    chains: Chains = 100,
-    samples: Annotated[int, typer.Option(min=10, help="Draws kept per chain.")] = 200,
-    seed: Seed = 0,
-    out: Out = Path("results"),
-    quiet: Quiet = False,
-) -> None:
-    """One torus as the zero set of two functions, in both measures."""
-    from ogradient.experiments import measure
+def _parameters(module: ModuleType) -> Iterator[inspect.Parameter]:
+    """The parameters of an experiment's command: those of its `Config`, among those that all have."""
 
-    with jax.enable_x64(True):
-        _finish("measure", *measure.run(measure.Config(chains, samples, seed), out, progress=not quiet))
+    def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
-
-def _add_experiment_on_data(name: str) -> None:
-    """A command for an experiment that follows samplers along training, on a real table."""
-
-    def command(
-        data: Data = None,
-        quick: Quick = False,
-        steps: Steps = None,
-        seeds: Seeds = None,
-        out: Out = Path("results"),
-        quiet: Quiet = False,
-    ) -> None:
-        module = importlib.import_module(f"ogradient.experiments.{name}")
-        _run_on_data(name, module, data, quick, out, quiet, steps=steps, seeds=seeds)
-
-    run_app.command(name, help=EXPERIMENTS[name])(command)
-
-
-for _name in ("income", "moment", "loan", "tradeoff"):
-    _add_experiment_on_data(_name)
-
-
-@run_app.command("reference")
-def run_reference(
-    data: Data = None, quick: Quick = False, seed: Seed = 0, out: Out = Path("results"), quiet: Quiet = False
-) -> None:
-    """O-Langevin against exact draws: posterior means of constrained logistic regressions on both tables."""
-    from ogradient.experiments import reference
-
-    _run_on_data("reference", reference, data, quick, out, quiet, seed=seed)
+    if reads_tables(module):
+        yield parameter("data", Data, None)
+    if hasattr(module, "QUICK"):
+        yield parameter("quick", Quick, False)
+    for option in options_of(module):
+        kind = option.type | None if option.default is None else option.type
+        about = (typer.Argument if option.positional else typer.Option)(min=option.min, help=option.help)
+        default = inspect.Parameter.empty if option.default is MISSING else option.default
+        yield parameter(option.name, Annotated[kind, about], default)
+    yield parameter("out", Out, Path("results"))
+    yield parameter("quiet", Quiet, False)
 
 
 @app.command("data")
@@ -244,7 +186,7 @@ def show_data(
             console.print(f"{known}: {escape(whereabouts(known, data))}", soft_wrap=True, highlight=False)
         return
     _choice("dataset", name, tuple(DATASETS))
-    with _plain_errors():
+    with _plain_errors(OSError, ImportError, ValueError):
         dataset = DATASETS[name](data)
     splits = {"train": dataset.train, "test": dataset.test}
     rows: list[dict[str, Any]] = []
@@ -261,24 +203,18 @@ def show_data(
         console.print(f"{file}: {facts['rows']:,} rows, sha256 {facts['sha256']}", soft_wrap=True, highlight=False)
 
 
-def _run_on_data(
-    name: str, module: Any, data: Path | None, quick: bool, out: Path, quiet: bool, **settings: int | None
-) -> None:
-    """An experiment on real tables, with its own setting or the quick one, some of it replaced."""
-    given = {key: value for key, value in settings.items() if value is not None}
-    config = dataclasses.replace(module.QUICK if quick else module.Config(), **given)
-    with _plain_errors():
-        _finish(name, *module.run(config, out, data=data, progress=not quiet))
-
-
 @contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What is wrong with the data, or with a setting, in one sentence instead of a traceback."""
+def _plain_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """What is wrong with the machine, the data or a setting, in one sentence instead of a traceback."""
     try:
         yield
-    except (OSError, ImportError, ValueError) as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+    except kinds as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    console.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1) from None
 
 
 @app.command("bench")
@@ -298,8 +234,6 @@ def bench(only: Annotated[str | None, typer.Argument(help="One benchmark by name
 
 def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     """A table on the terminal."""
-    from ogradient.experiments.folder import format_number
-
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     cells = [[format_number(value) for value in row.values()] for row in rows]
     for column, texts in zip(rows[0], zip(*cells, strict=True), strict=True):
@@ -317,12 +251,6 @@ def _choice(name: str, given: str | None, allowed: tuple[str, ...]) -> tuple[str
     if given is not None and given not in allowed:
         raise typer.BadParameter(f"{name} {given!r} is none of {', '.join(allowed)}.")
     return allowed if given is None else (given,)
-
-
-def _finish(title: str, rows: Sequence[Mapping[str, Any]], figure: Path) -> None:
-    console.print()
-    show(rows, title)
-    console.print(f"figure: {figure}\nreport: {figure.with_name('report.html')}", soft_wrap=True, highlight=False)
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib
 import io
 import os
 import zlib
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ogradient.extras import need
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,6 +125,8 @@ def adult(
         progress: whether a download shows its progress.
         verify: whether the files must be the originals, by their sha256.
     """
+    import pandas as pd
+
     if not isinstance(num_train, int | np.integer):
         raise ValueError(f"num_train must be a whole number, how many rows to draw; got {num_train!r}.")
     root, remedy = _root(folder), f"{ADULT_REMEDY} Without a folder they are downloaded."
@@ -151,7 +154,7 @@ def adult(
         )
     drawn = np.random.default_rng(seed).permutation(available)[:num_train]
     levels = {column: sorted(set(tables[0][column])) for column in ADULT_CATEGORIES}  # the same for every seed
-    table = _need("pandas").concat([tables[0].iloc[drawn], tables[1]])
+    table = pd.concat([tables[0].iloc[drawn], tables[1]])
     train = np.arange(len(table)) < num_train
     numbers = {column: table[column].to_numpy() for column in ADULT_NUMBERS}
     features, names = _design(table, levels, numbers, {}, train)
@@ -254,20 +257,13 @@ def whereabouts(name: str, folder: str | os.PathLike[str] | None = None) -> str:
     if name != "adult":
         return "not found; no folder was given and OGRADIENT_DATA is not set"
     try:
-        cache = Path(_need("pooch").os_cache("ogradient"))
+        cache = Path(need("pooch", "the datasets need", "experiments").os_cache("ogradient"))
     except ImportError as error:
         return f"not found; no folder was given and OGRADIENT_DATA is not set, and for a download {error}"
     paths = [cache / file for file in ADULT_SHA256]
     if all(path.is_file() for path in paths):
         return "found, " + ", ".join(map(str, paths))
     return f"not found; it is downloaded into {cache} when it is first needed"
-
-
-def _need(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ImportError(f"the datasets need {name}: pip install 'ogradient[experiments]'") from None
 
 
 def _root(folder: str | os.PathLike[str] | None) -> Path | None:
@@ -284,7 +280,7 @@ def _locate(root: Path, subfolder: str, names: Sequence[str], remedy: str) -> Pa
 
 
 def _download(name: str, progress: bool) -> Path:
-    pooch = _need("pooch")
+    pooch = need("pooch", "the datasets need", "experiments")
     url = ADULT_URL + name
     try:
         cache = pooch.os_cache("ogradient")
@@ -309,7 +305,8 @@ def _record(digest: str, rows: int, kept: int) -> dict[str, Any]:
 
 
 def _parse(path: Path, content: bytes, remedy: str, **options: Any) -> pd.DataFrame:
-    pandas = _need("pandas")
+    import pandas
+
     try:
         return pandas.read_csv(io.BytesIO(content), **options)
     except pandas.errors.EmptyDataError:

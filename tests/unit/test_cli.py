@@ -1,13 +1,19 @@
 """The command line leaves a whole folder, repeats itself, and says what is wrong with a call."""
 
+import dataclasses
 import json
+import sys
+import types
 
+import jax
 import pytest
 from typer.testing import CliRunner
 
 import ogradient as og
 from ogradient.cli import app
-from ogradient.experiments import EXPERIMENTS, folder
+from ogradient.experiments import EXPERIMENTS, Experiment, folder, options
+from ogradient.experiments.text import format_number
+from ogradient.plots import new_figure
 from ogradient.problems import PROBLEMS
 
 FILES = {"config.json", "metrics.json", "figure.png", "report.html"}
@@ -28,9 +34,164 @@ def test_list_shows_every_table():
     assert invoke("list", "nonsense").exit_code == 2
 
 
-def test_every_experiment_is_a_command():
-    for name in EXPERIMENTS:
-        assert invoke("run", name, "--help").exit_code == 0
+# Every option and its default as the help shows it: None where there is none.
+TABLE_OPTIONS = {"data": None, "quick": None, "steps": None, "seeds": None}
+OPTIONS = {
+    "synthetic": {"sampler": None, "start": None, "chains": "500", "steps": "20000", "seed": "0"},
+    "hyperparameters": {"chains": "500", "steps": "8000", "seed": "0"},
+    "runtime": {"chains": "100", "seconds": "5.0", "peers": "peers", "no-peers": "peers", "seed": "0"},
+    "theory": {"particles": "100", "steps": "20000", "seed": "0"},
+    "problem": {
+        "sampler": None,
+        "measure": None,
+        "chains": "64",
+        "samples": "1000",
+        "particles": "200",
+        "seed": "0",
+    },
+    "measure": {"chains": "100", "samples": "200", "seed": "0"},
+    "income": TABLE_OPTIONS,
+    "moment": TABLE_OPTIONS,
+    "loan": TABLE_OPTIONS,
+    "tradeoff": TABLE_OPTIONS,
+    "reference": {"data": None, "quick": None, "seed": "0"},
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_is_a_command_with_the_options_of_its_config(name):
+    result = invoke("run", name, "--help")
+    assert result.exit_code == 0
+    words = " ".join(result.output.replace("│", " ").split())
+    assert EXPERIMENTS[name].help in words
+    found = {}
+    for part in words.partition("Options")[2].split(" --")[1:]:
+        option = part.split()[0]
+        default = part.partition("[default: ")[2].partition("]")[0]
+        found[option] = default if default not in ("", "None") else None
+    if "no-peers" in found:  # both ways of a switch have one default
+        found["peers"] = found["no-peers"]
+    assert found == OPTIONS[name] | {"out": "results", "quiet": None, "help": None}
+
+
+def make_toy():
+    """An experiment as a contributor would write it, in one file."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        steps: int = options.option(5, "How far to count.", min=2)
+        colours: tuple[str, ...] = options.option(
+            ("red", "blue"), "red or blue; both by default.", choices=("red", "blue"), name="colour"
+        )
+        step_size: float = options.option(0.5, "Of a step.")
+        hidden: int = 7
+        seed: int = options.seed()
+
+    def check(config):
+        if config.steps == 13:
+            raise ValueError("thirteen steps are too many.")
+
+    def run(config, out, *, progress=True):
+        rows = [{"colour": colour, "total": config.steps * config.step_size} for colour in config.colours]
+        facts = {**dataclasses.asdict(config), "progress": progress}
+        figure = new_figure(1, 1)[0]
+        metrics = {"table": rows}
+        return rows, folder.write_folder(
+            out / "toy", title="Toy", config=facts, metrics=metrics, rows=rows, figure=figure
+        )
+
+    module = types.ModuleType("toy_experiment")
+    module.__dict__.update(Config=Config, QUICK=Config(steps=2), run=run, check=check, FLOAT64=True)
+    return module
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "toy_experiment", make_toy())
+    monkeypatch.setitem(EXPERIMENTS, "toy", Experiment("toy_experiment", "Counts colours."))
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ([], {"steps": 5, "colours": ["red", "blue"], "progress": True, "precision": "float64", "hidden": 7}),
+        (["--quick", "--quiet"], {"steps": 2, "progress": False, "seed": 0}),
+        (["--quick", "--steps", 3, "--seed", 4], {"steps": 3, "seed": 4}),
+        (["--colour", "blue", "--step-size", 0.25], {"colours": ["blue"], "step_size": 0.25}),
+    ],
+)
+def test_an_experiment_is_one_file_and_one_row(toy, tmp_path, call, expected):
+    result = invoke("run", "toy", *call, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert "figure:" in result.output
+    config = json.loads((tmp_path / "toy" / "config.json").read_text("utf-8"))
+    assert config.items() >= expected.items()
+    assert {p.name for p in (tmp_path / "toy").iterdir()} == FILES
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (["--colour", "green"], "colour 'green' is none of red, blue."),
+        (["--steps", 1], "--steps"),
+        (["--steps", 13], "thirteen steps are too many."),
+        (["--hidden", 3], "No such option: --hidden"),
+        (["--data", "."], "No such option: --data"),
+        (["--out", "file"], "cannot write into file"),
+    ],
+)
+def test_a_new_experiment_refuses_bad_calls_as_the_others_do(toy, tmp_path, monkeypatch, call, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    result = invoke("run", "toy", *call)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_new_experiment_is_listed(toy):
+    assert "Counts colours." in invoke("list", "experiments").output
+    assert "Counts colours." in invoke("run", "--help").output
+    help_of_toy = " ".join(invoke("run", "toy", "--help").output.split())
+    assert "How far to count." in help_of_toy
+    assert "hidden" not in help_of_toy
+    assert "[default: 5]" not in help_of_toy  # --quick has another
+
+
+def test_a_misspelt_experiment_is_recognised():
+    result = invoke("run", "sinthetic")
+    assert result.exit_code == 2
+    assert "'synthetic'" in result.output
+
+
+def test_an_error_of_an_experiment_without_tables_keeps_its_traceback(toy, monkeypatch, tmp_path):
+    def broken(config, out, *, progress=True):
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(sys.modules["toy_experiment"], "run", broken)
+    with pytest.raises(ValueError, match="a fault of ours"):
+        invoke("run", "toy", "--out", tmp_path)
+
+    def full(config, out, *, progress=True):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys.modules["toy_experiment"], "run", full)
+    result = invoke("run", "toy", "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "error: [Errno 28] No space left on device" in result.output
+
+
+def test_runs_without_the_cache(toy, monkeypatch, tmp_path):
+    kept = []
+    monkeypatch.setattr("ogradient.cli.keep_compiled_programs", lambda: kept.append(True))
+    invoke("run", "toy", "--out", tmp_path)
+    assert kept == [True]
+    try:
+        assert invoke("run", "--no-cache", "toy", "--out", tmp_path).exit_code == 0
+        assert kept == [True]
+        assert not jax.config.jax_enable_compilation_cache
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
 
 
 def test_synthetic_leaves_a_whole_folder_and_repeats(tmp_path):
@@ -201,7 +362,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
 
 def test_numbers_read_well():
     values = [None, True, 3, 12345, 0.012345, 30412.7, "text"]
-    assert [folder.format_number(v) for v in values] == ["–", "True", "3", "12,345", "0.0123", "30,413", "text"]
+    assert [format_number(v) for v in values] == ["–", "True", "3", "12,345", "0.0123", "30,413", "text"]
 
 
 def test_numbers_of_a_report_stay_on_one_line():

@@ -12,7 +12,7 @@ import ogradient
 
 PACKAGE = Path(ogradient.__file__).parent
 ORDER = [
-    {"_version", "status", "keys", "interrupts", "userfunctions", "pace", "sink"},
+    {"_version", "status", "keys", "interrupts", "userfunctions", "pace", "sink", "extras", "compilation"},
     {"storage"},
     {"data", "archive"},
     {"problem"},
@@ -28,6 +28,7 @@ ORDER = [
     {"plots", "problems", "datasets", "evaluation"},
     {"experiments"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]

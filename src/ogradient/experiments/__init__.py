@@ -1,15 +1,66 @@
-"""The paper's experiments, one file each. `EXPERIMENTS` is what the command line lists; modules load when they run."""
+"""The experiments, one file each. `EXPERIMENTS` is what the command line and the docs list; modules load when they run.
 
-EXPERIMENTS = {
-    "synthetic": "the paper's cubic: energy distance and |g| against iterations, from on and off the set",
-    "hyperparameters": "O-Langevin on the cubic from off the set, for several alpha and beta",
-    "runtime": "energy distance on the cubic against seconds, with mici's samplers beside ours",
-    "theory": "decay of |g| against the predicted rates, and of the Stein discrepancy, for O-SVGD and O-Langevin",
-    "income": "a Bayesian network on Adult whose predictions must not covary with sex, along training",
-    "moment": "constraining every draw against constraining their mean, on Adult",
-    "loan": "logistic regression on Lending Club under two logic rules, along training",
-    "tradeoff": "accuracy against fairness on Adult, for several levels of the constraint",
-    "reference": "O-Langevin against exact draws of constrained logistic regressions on both tables",
-    "problem": "any problem with a known answer, with any sampler, scored against its truth",
-    "measure": "what the measure means: one torus as the zero set of two functions, in both measures",
+To add one, write its file and its row. The file has
+
+- `Config`, a frozen dataclass. A field made by `options.option` becomes an option of the command;
+- `run(config, out, *, progress)`, which writes a folder and returns the rows of its table and the path of its figure. One that
+  reads raw tables takes `data` too, their folder.
+
+It may have
+
+- `QUICK`, a smaller `Config`, for `--quick`;
+- `FLOAT64 = True`, to be run in double precision;
+- `Config.title`, for its table where the experiment's name does not say enough;
+- `check(config)`, which raises ValueError for settings that do not fit together, before anything is computed.
+"""
+
+from typing import NamedTuple
+
+
+class Experiment(NamedTuple):
+    """A row of the table: where the experiment is, and one sentence on it."""
+
+    module: str
+    help: str
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "synthetic": Experiment(
+        "ogradient.experiments.synthetic",
+        "The paper's cubic: energy distance and |g| against iterations, from on and off the set.",
+    ),
+    "hyperparameters": Experiment(
+        "ogradient.experiments.hyperparameters", "O-Langevin on the cubic from off the set, for several alpha and beta."
+    ),
+    "runtime": Experiment(
+        "ogradient.experiments.runtime",
+        "Energy distance on the cubic against seconds, with mici's samplers beside ours.",
+    ),
+    "theory": Experiment(
+        "ogradient.experiments.theory",
+        "Decay of |g| against the predicted rates, and of the Stein discrepancy, for O-SVGD and O-Langevin.",
+    ),
+    "problem": Experiment(
+        "ogradient.experiments.problem", "Any problem with a known answer, with any sampler, scored against its truth."
+    ),
+    "measure": Experiment(
+        "ogradient.experiments.measure", "One torus as the zero set of two functions, in both measures."
+    ),
+    "income": Experiment(
+        "ogradient.experiments.income",
+        "A Bayesian network on Adult whose predictions must not covary with sex, along training.",
+    ),
+    "moment": Experiment(
+        "ogradient.experiments.moment", "Constraining every draw against constraining their mean, on Adult."
+    ),
+    "loan": Experiment(
+        "ogradient.experiments.loan", "Logistic regression on Lending Club under two logic rules, along training."
+    ),
+    "tradeoff": Experiment(
+        "ogradient.experiments.tradeoff", "Accuracy against fairness on Adult, for several levels of the constraint."
+    ),
+    "reference": Experiment(
+        "ogradient.experiments.reference",
+        "O-Langevin against exact draws: posterior means of constrained logistic regressions on both tables.",
+    ),
 }

@@ -17,10 +17,15 @@ import jax.numpy as jnp
 
 from ogradient import storage
 from ogradient._version import __version__
+from ogradient.experiments.text import format_number
+from ogradient.extras import require
 from ogradient.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Every experiment draws a figure in the end. Better to miss matplotlib now than after an hour of sampling.
+require("matplotlib", "the experiments need", "experiments")
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -100,12 +105,3 @@ def render_report(title: str, config: Mapping[str, Any], rows: Rows, png: bytes,
         f'<img alt="{escape(title)}" src="data:image/png;base64,{image}">'
         f"<details><summary>Settings</summary><table>{settings}</table></details></html>\n"
     )
-
-
-def format_number(value: Any) -> str:
-    """Numbers as people read them; everything else as it is."""
-    if isinstance(value, bool) or value is None:
-        return "–" if value is None else str(value)
-    if isinstance(value, float):
-        return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

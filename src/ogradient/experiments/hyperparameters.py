@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.synthetic import distance_to_truth, noise_floor
 from ogradient.keys import as_key
@@ -21,6 +22,7 @@ from ogradient.problems import cubic
 from ogradient.runner import sample
 from ogradient.samplers import o_langevin
 
+FLOAT64 = True
 STEP_SIZE = 0.01
 STUDIES = {"alpha": [(1.0, 0.0), (10.0, 0.0), (100.0, 0.0)], "beta": [(1.0, 0.0), (1.0, 0.5), (1.0, 1.0)]}
 
@@ -29,9 +31,9 @@ STUDIES = {"alpha": [(1.0, 0.0), (10.0, 0.0), (100.0, 0.0)], "beta": [(1.0, 0.0)
 class Config:
     """Everything that decides the result."""
 
-    chains: int = 500
-    steps: int = 8000
-    seed: int = 0
+    chains: int = options.chains(500)
+    steps: int = options.option(8000, "Iterations.", min=1)
+    seed: int = options.seed()
 
 
 def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[str, Any]], Path]:

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from ogradient.datasets import Dataset, Split, adult
+from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.training import (
     Classifier,
@@ -51,9 +52,9 @@ class Config:
     rows: int = 20_000
     particles: int = 10
     hidden: int = 50
-    steps: int = 2000
+    steps: int = options.training_steps(2000)
     checkpoints: int = 40
-    seeds: int = 3
+    seeds: int = options.training_seeds(3)
 
 
 QUICK = Config(rows=4000, steps=300, checkpoints=20, seeds=1)

@@ -19,6 +19,7 @@ from jax import Array
 
 from ogradient.datasets import Dataset, Split, lending
 from ogradient.evaluation import binomial_interval
+from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.training import (
     Classifier,
@@ -51,9 +52,9 @@ class Config:
     """Everything that decides the result."""
 
     particles: int = 10
-    steps: int = 4000
+    steps: int = options.training_steps(4000)
     checkpoints: int = 40
-    seeds: int = 3
+    seeds: int = options.training_seeds(3)
 
 
 QUICK = Config(steps=1000, checkpoints=20, seeds=1)

@@ -7,19 +7,25 @@ is: in form b it is thinner on the outside, and the draws are uniform in the ang
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
 from ogradient.keys import as_key
-from ogradient.plots import COLOURS, draw_tori
+from ogradient.plots import COLOURS, new_figure
 from ogradient.problem import Measure
 from ogradient.problems import torus
 from ogradient.runner import sample
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FLOAT64 = True
 FORMS = ("a", "b")
 
 
@@ -27,9 +33,9 @@ FORMS = ("a", "b")
 class Config:
     """Everything that decides the result."""
 
-    chains: int = 100
-    samples: int = 200
-    seed: int = 0
+    chains: int = options.chains(100)
+    samples: int = options.samples(200)
+    seed: int = options.seed()
 
 
 def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[str, Any]], Path]:
@@ -60,8 +66,30 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
         config={"experiment": "measure", **asdict(config)},
         metrics={"table": rows},
         rows=rows,
-        figure=draw_tori(draws, area=lambda phi: (1 + 0.5 * np.cos(phi)) / (2 * np.pi), colours=COLOURS),
+        figure=draw(draws),
         notes=[(__doc__ or "").partition("\n\n")[2].strip()],
         traces=traces,
     )
     return rows, path
+
+
+def draw(draws: Mapping[str, np.ndarray]) -> Figure:
+    """Draws (n, 3) on a torus of radii 1 and ½ from above, and the density of the angle φ round the tube (0 is outside)."""
+    figure, axes = new_figure(2, len(draws), width=3.0, height=2.7)
+    angles = np.linspace(-np.pi, np.pi, 200)
+    by_area = (1 + 0.5 * np.cos(angles)) / (2 * np.pi)
+    for column, (label, points) in enumerate(draws.items()):
+        above, below = axes[:, column]
+        above.scatter(points[::4, 0], points[::4, 1], s=1.5, color=COLOURS[column % 2], alpha=0.5, linewidths=0)
+        above.set_aspect("equal")
+        above.set_axis_off()
+        above.set_title(label, fontsize=10)
+        phi = np.arctan2(points[:, 2], np.hypot(points[:, 0], points[:, 1]) - 1)
+        below.hist(phi, bins=40, range=(-np.pi, np.pi), density=True, color=COLOURS[column % 2], alpha=0.5)
+        below.plot(angles, by_area, color="0.25", linewidth=1, label="by area")
+        below.axhline(1 / (2 * np.pi), color="0.25", linewidth=1, linestyle=":", label="uniform in φ")
+        below.set_ylim(0, 0.32)
+        below.set_xticks([-np.pi, 0, np.pi], ["inside", "outside", "inside"])
+        below.set_xlabel("angle φ round the tube", fontsize=8)
+        below.legend(fontsize=7, frameon=False, loc="upper right")
+    return figure

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,11 @@ from jax import Array
 
 from ogradient.checks import check_positions
 from ogradient.diagnostics import energy_distance_to, orthogonal_ksd
+from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.synthetic import REFERENCE, Floor, noise_floor
 from ogradient.keys import as_key
-from ogradient.plots import COLOURS, draw_scores, new_figure
+from ogradient.plots import COLOURS, new_figure
 from ogradient.problems import PROBLEMS, KnownProblem
 from ogradient.runner import sample
 from ogradient.samplers import SamplingAlgorithm, o_svgd
@@ -31,6 +32,10 @@ from ogradient.samplers.base import kernel_of, settings_of
 from ogradient.trace import Trace
 from ogradient.warmup.choose import TUNED, choose
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FLOAT64 = True
 SAMPLERS = (*TUNED, "o_svgd")
 PARTICLE_STEPS = 3000
 SHOWN = 500  # draws compared and drawn
@@ -40,13 +45,30 @@ SHOWN = 500  # draws compared and drawn
 class Config:
     """Everything that decides the result."""
 
-    problem: str
-    samplers: Sequence[str] = SAMPLERS
-    measure: str | None = None  # the problem's own
-    chains: int = 64
-    samples: int = 1000
-    particles: int = 200
-    seed: int = 0
+    problem: str = options.option(
+        help="See `ogradient list problems`.", choices=tuple(PROBLEMS), name="name", positional=True
+    )
+    samplers: Sequence[str] = options.option(
+        SAMPLERS,
+        "chmc, clangevin, o_langevin or o_svgd; all that apply by default.",
+        choices=SAMPLERS,
+        name="sampler",
+    )
+    measure: str | None = options.option(None, "conditional or hausdorff, where the problem has a choice.")
+    chains: int = options.chains(64)
+    samples: int = options.samples(1000)
+    particles: int = options.option(200, "Particles of o_svgd.", min=2)
+    seed: int = options.seed()
+
+    @property
+    def title(self) -> str:
+        """Of the table."""
+        return self.problem
+
+
+def check(config: Config) -> None:
+    """Refuse samplers and measures that the problem does not have."""
+    build(config.problem, config.measure, config.samplers)
 
 
 @dataclass(frozen=True)
@@ -66,10 +88,7 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
     skipped = {name: why for name, why in known.unsuitable.items() if name in config.samplers}
     scores = [score(known, name, config, progress=progress) for name in config.samplers if name not in known.unsuitable]
     rows = [s.row for s in scores]
-    figure, axes = new_figure(1, 2, width=5.0, height=3.6)
     exact = np.asarray(known.exact(as_key(config.seed + 1), SHOWN))  # type: ignore[misc]
-    colours = dict(zip(SAMPLERS, COLOURS, strict=False))
-    draw_scores(axes[0], exact, {s.sampler: (s.draws, s.moments) for s in scores}, colours=colours, title=known.name)
     path = write_folder(
         out / "problem" / known.name,
         title=f"{known.name}, {known.problem.measure} measure",
@@ -85,13 +104,14 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
             "settings": {s.sampler: s.trace.provenance["settings"] for s in scores},
         },
         rows=rows,
-        figure=figure,
+        figure=draw(exact, scores, known.name),
         notes=[
             (PROBLEMS[known.name].__doc__ or "").strip(),
             "error: the largest error of a moment in standard deviations of that moment under the law; z: in its own Monte Carlo "
             f"errors. E / exact: energy distance of {SHOWN} thinned draws (or of the particles) to {REFERENCE:,} exact ones, "
             "over what as many exact draws stay below in 95 of 100 cases. p: of the Stein test (KSD⊥). Particles have no Monte "
-            "Carlo error, R-hat or ESS: they are not a chain.",
+            "Carlo error, R-hat or ESS: they are not a chain. Seconds are with tuning, and with compiling where no earlier run "
+            "has left its compiled programs.",
             *(f"{name} was left out: {why}." for name, why in skipped.items()),
         ],
         traces={f"trace-{s.sampler}": s.trace for s in scores},
@@ -184,3 +204,29 @@ def _thinning(algorithm: SamplingAlgorithm, reference: np.ndarray) -> int:
         return 1
     spread = float(np.mean(reference.std(axis=0)))
     return int(np.clip(np.ceil(spread**2 / (2 * settings_of(algorithm)["step_size"])), 1, 300))
+
+
+def draw(exact: np.ndarray, scores: Sequence[Score], title: str) -> Figure:
+    """Draws over exact ones, in the first two coordinates, and the errors of moments in their standard deviations."""
+    figure, axes = new_figure(1, 2, width=5.0, height=3.6)
+    left, right = axes[0]
+    colours = dict(zip(SAMPLERS, COLOURS, strict=False))
+    second = exact[:, 1] if exact.shape[1] > 1 else np.linspace(0, 1, len(exact))
+    left.scatter(exact[:, 0], second, s=14, color="0.8", linewidths=0, label="exact")
+    for index, score in enumerate(scores):
+        name, draws, moments = score.sampler, score.draws, score.moments
+        other = draws[:, 1] if draws.shape[1] > 1 else np.linspace(0, 1, len(draws))
+        left.scatter(draws[:, 0], other, s=4, color=colours[name], alpha=0.6, linewidths=0, label=name)
+        at = np.arange(len(moments)) + 0.8 * (index - (len(scores) - 1) / 2) / len(scores)
+        mean, error, truth, sd = np.array(list(moments.values())).T
+        bars = 3 * np.nan_to_num(error) / sd
+        right.errorbar((mean - truth) / sd, at, xerr=bars, fmt="o", markersize=4, color=colours[name], label=name)
+    names = list(scores[0].moments)
+    right.axvline(0, color="0.55", linewidth=1, linestyle="--", zorder=0)
+    right.set_yticks(range(len(names)), names, fontsize=8)
+    right.set_xlabel("error in standard deviations of the law (bars: 3 Monte Carlo errors)", fontsize=8)
+    left.set_xlabel("x₁", fontsize=9)
+    left.set_ylabel("x₂" if exact.shape[1] > 1 else "draw", fontsize=9)
+    left.set_title(title, fontsize=10)
+    left.legend(fontsize=7, frameon=False, markerscale=2)
+    return figure

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
 from ogradient.experiments.synthetic import SETTINGS, distance_to_truth, noise_floor
 from ogradient.keys import as_key
@@ -24,6 +25,7 @@ from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problems import cubic
 from ogradient.samplers.base import kernel_of
 
+FLOAT64 = True
 SAMPLERS = ("o_langevin", "o_svgd", "chmc", "clangevin")
 PEERS = {"mici CHMC": (1.0, 2), "mici CLangevin": (0.3, 1)}  # the paper's step size and number of steps
 
@@ -32,10 +34,10 @@ PEERS = {"mici CHMC": (1.0, 2), "mici CLangevin": (0.3, 1)}  # the paper's step 
 class Config:
     """Everything that decides the result, but for the machine's speed."""
 
-    chains: int = 100
-    seconds: float = 5.0  # for each curve; mici gets four times that
-    peers: bool = True
-    seed: int = 0
+    chains: int = options.chains(100)
+    seconds: float = options.option(5.0, "For each of our samplers; mici's get four times that.", min=0.01)
+    peers: bool = options.option(True, "Run mici's samplers too, where it is installed.")
+    seed: int = options.seed()
 
 
 def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[str, Any]], Path]:

@@ -6,25 +6,31 @@ the last draws over the density. A sampler joins with one row in `SETTINGS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import optax
 
 from ogradient.diagnostics import energy_distance_to
+from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
 from ogradient.keys import as_key
-from ogradient.plots import COLOURS, animate_samples, draw_curves, draw_samples, new_figure
+from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problem import Problem
 from ogradient.problems import KnownProblem, cubic
 from ogradient.runner import sample
 from ogradient.samplers import SamplingAlgorithm, chmc, clangevin, langevin, o_langevin, o_svgd, svgd
 from ogradient.samplers.base import kernel_of
 from ogradient.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -53,19 +59,26 @@ REFERENCE = 2000  # exact draws to compare with
 EARLY = 100  # iterations kept one by one, since landing takes a handful
 THINNING = 10  # after that
 LIMITS = (-10.0, 10.0, -2.8, 2.8)  # of the pictures
+MILLISECONDS = 150  # per frame of the animation
 WIDE_LIMITS = (-13.0, 12.0, -2.8, 4.6)  # of the animation, so that the start and the first overshoot are seen
 Floor = tuple[float, float, float]  # 5 %, mean, 95 %
+FLOAT64 = True
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that decides the result."""
 
-    samplers: Sequence[str] = tuple(SETTINGS)
-    starts: Sequence[str] = STARTS
-    chains: int = 500
-    steps: int = 20_000
-    seed: int = 0
+    samplers: Sequence[str] = options.option(
+        tuple(SETTINGS),
+        "o_langevin, o_svgd, chmc, clangevin, langevin or svgd; all by default.",
+        choices=tuple(SETTINGS),
+        name="sampler",
+    )
+    starts: Sequence[str] = options.option(STARTS, "on or off the set; both by default.", choices=STARTS, name="start")
+    chains: int = options.chains(500)
+    steps: int = options.option(20_000, "Iterations; the paper has 5,000 (on) and 8,000 (off).", min=1)
+    seed: int = options.seed()
 
 
 @dataclass(frozen=True)
@@ -205,7 +218,7 @@ def write(folder: Path, results: Sequence[Result], config: Config, floor: Floor,
     )
 
 
-def draw(results: Sequence[Result], floor: Floor) -> Any:
+def draw(results: Sequence[Result], floor: Floor) -> Figure:
     """A row per start: energy distance, mean |g|, last draws."""
     starts = [s for s in STARTS if any(r.start == s for r in results)]
     colours = dict(zip(SETTINGS, COLOURS, strict=False))
@@ -222,19 +235,56 @@ def draw(results: Sequence[Result], floor: Floor) -> Any:
         for axis in axis_row[:2]:
             axis.axvline(PAPER_STEPS[start], color="0.7", linewidth=1, linestyle=":", zorder=0)
         samples = {r.sampler: r.draws[-1] for r in reversed(chosen)}
-        draw_samples(
-            axis_row[2], cubic_logdensity, cubic_constraint, samples, limits=LIMITS, title="last draws", colours=colours
-        )
+        draw_samples(axis_row[2], samples, LIMITS, title="last draws", colours=colours)
     return figure
 
 
 def animate(result: Result) -> bytes:
-    """Particles landing and spreading, as a GIF."""
+    """Particles landing and spreading, as the bytes of a GIF. The last frame stays a while."""
+    from PIL import Image  # comes with matplotlib
+
     last = len(result.draws) - 1
     shown = sorted({*range(min(8, last)), *range(8, last, 2), last})  # landing in full, spreading in larger strides
-    titles = [f"{result.sampler}, iteration {result.iterations[i]:,}" for i in shown]
-    draws = [result.draws[i] for i in shown]
-    return animate_samples(cubic_logdensity, cubic_constraint, draws, titles, limits=WIDE_LIMITS)
+    figure, axes = new_figure(1, 1, width=3.6, height=2.8)
+    axis = axes[0, 0]
+    draw_samples(axis, {"": result.draws[0]}, WIDE_LIMITS)
+    axis.get_legend().remove()
+    dots, pictures = axis.collections[-1], []
+    for i in shown:
+        dots.set_offsets(result.draws[i])
+        axis.set_title(f"{result.sampler}, iteration {result.iterations[i]:,}", fontsize=9)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=110)
+        pictures.append(Image.open(buffer).convert("P", palette=Image.Palette.ADAPTIVE, colors=64))
+    durations = [MILLISECONDS] * (len(pictures) - 1) + [2000]
+    out = io.BytesIO()
+    pictures[0].save(out, format="GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+    return out.getvalue()
+
+
+def draw_samples(
+    axis: Axes,
+    samples: Mapping[str, np.ndarray],
+    limits: tuple[float, float, float, float],
+    *,
+    title: str = "",
+    colours: Mapping[str, str] | None = None,
+) -> None:
+    """Draws over the density, with the curve g = 0."""
+    x, y = np.meshgrid(np.linspace(limits[0], limits[1], 300), np.linspace(limits[2], limits[3], 300))
+    density = np.exp(cubic_logdensity(x, y))
+    axis.contourf(x, y, density, levels=np.linspace(0.02, 1.0, 8) * density.max(), cmap="Greys", alpha=0.6, zorder=0)
+    axis.contour(x, y, cubic_constraint(x, y), levels=[0.0], colors="0.25", linewidths=1, zorder=1)
+    axis.plot([], [], color="0.25", linewidth=1, label="g = 0")
+    for index, (name, draws) in enumerate(samples.items()):
+        colour = (colours or {}).get(name, COLOURS[index % len(COLOURS)])
+        axis.scatter(draws[:, 0], draws[:, 1], s=6, color=colour, alpha=0.6, linewidths=0, label=name, zorder=2 + index)
+    axis.set_xlim(limits[:2])
+    axis.set_ylim(limits[2:])
+    axis.set_xlabel("x₁", fontsize=9)
+    axis.set_ylabel("x₂", fontsize=9)
+    axis.set_title(title, fontsize=10)
+    axis.legend(fontsize=7, frameon=False, loc="upper right")
 
 
 def cubic_constraint(x: np.ndarray, y: np.ndarray) -> np.ndarray:

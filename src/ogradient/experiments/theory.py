@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ogradient.diagnostics import orthogonal_ksd
+from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_curves, new_figure
@@ -25,6 +26,7 @@ from ogradient.samplers import o_langevin, o_svgd
 from ogradient.stein import rbf
 from ogradient.trace import Trace
 
+FLOAT64 = True
 BETAS = (0.0, 0.5, 1.0)
 PULL = 0.1  # αη: a tenth of a Newton step per iteration, so that the decay can be seen
 STEP_SIZES = (0.04, 0.01, 0.0025)
@@ -35,9 +37,9 @@ RATE_WINDOW = (200, 2000)  # iterations over which slopes are fitted
 class Config:
     """Everything that decides the result."""
 
-    particles: int = 100
-    steps: int = 20_000
-    seed: int = 0
+    particles: int = options.option(100, "Particles, and chains.", min=2)
+    steps: int = options.option(20_000, "Iterations.", min=10)
+    seed: int = options.seed()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""Compiled programs, kept on disk from one process to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+import jax
+
+
+def keep_compiled_programs() -> Path | None:
+    """Turn on JAX's persistent compilation cache, and return its folder; None where there is none that can be written.
+
+    A place that is already set, by the environment variable JAX_COMPILATION_CACHE_DIR or in the program, stays as it is.
+    JAX_ENABLE_COMPILATION_CACHE=false turns the cache off, as always.
+    """
+    given: str | None = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if given is not None:
+        return Path(given)
+    folder = cache_folder()
+    if folder is None or not _writable(folder):
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        # JAX keeps what took a second to compile. A run has many programs that take less, and all of it is a megabyte or two.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    _silence_false_alarms()
+    return folder
+
+
+def _silence_false_alarms() -> None:
+    """Let XLA log only what is fatal, unless TF_CPP_MIN_LOG_LEVEL asks for something else (JAX sets it to 1).
+
+    On some AMD processors XLA warns of every program it reads back that this machine lacks "prefer-no-gather". That is a hint to
+    its compiler and no feature of a processor (openxla/xla, issue 44565). The folder is for one kind of processor anyway.
+    """
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+        with contextlib.suppress(ImportError, AttributeError):  # a jaxlib that is made otherwise
+            from jaxlib import utils
+
+            utils.absl_set_min_log_level(3)
+
+
+def cache_folder() -> Path | None:
+    """Where the user's compiled programs are: under XDG_CACHE_HOME, or else where the system keeps caches."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        if given.is_absolute():  # a relative one is to be ignored, says its specification
+            root = given
+        elif sys.platform == "win32":
+            root = Path(os.environ["LOCALAPPDATA"])
+        else:
+            root = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    except (KeyError, RuntimeError):  # a user without a home
+        return None
+    return root / "ogradient" / f"compiled-{_processor()}"
+
+
+def _processor() -> str:
+    """A short name of this kind of processor. Programs for another one, sharing the home folder, might not run here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        features = platform.processor()
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
+
+
+def _writable(folder: Path) -> bool:
+    """Whether the folder can be written, or made. Nothing is made yet."""
+    try:
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        return False
