@@ -115,7 +115,7 @@ def child_running(path: Path, _: str) -> None:
 
 def child_interrupted(path: Path, _: str) -> None:
     """The default call, tuned, and its trace saved, as one would write it; then what it had kept, and what came out."""
-    from ogradient import loop
+    from ogradient.run import loop
 
     runs, chunk = [], loop.Run._chunk
 

@@ -246,7 +246,7 @@ def landing():
     import lineax
     import optimistix
 
-    from ogradient.land import _land_all
+    from ogradient.geometry.land import _land_all
 
     rows = []
     linear = lineax.AutoLinearSolver(well_posed=None)

@@ -16,7 +16,6 @@ if jaxlib.version.__version__ == "0.10.2":
 
 from ogradient import geometry
 from ogradient._version import __version__
-from ogradient.diagnose import diagnose
 from ogradient.diagnostics import (
     constraint_violation,
     energy_distance,
@@ -24,11 +23,12 @@ from ogradient.diagnostics import (
     orthogonal_ksd,
     sliced_wasserstein,
 )
+from ogradient.diagnostics.diagnose import diagnose
 from ogradient.evaluation import binomial_interval, evaluate
-from ogradient.land import land
-from ogradient.posterior import posterior, with_batch
+from ogradient.geometry.land import land
 from ogradient.problem import Problem
-from ogradient.runner import sample
+from ogradient.problem.posterior import posterior, with_batch
+from ogradient.run.sample import sample
 from ogradient.samplers import (
     SAMPLERS,
     SamplingAlgorithm,

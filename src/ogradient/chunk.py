@@ -17,11 +17,11 @@ from jax import Array, lax
 from ogradient.keys import step_keys
 from ogradient.mapping import over_particles
 from ogradient.pace import Pace, follow, own_steps
-from ogradient.posterior import with_batch
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position, dtype_of
+from ogradient.problem.posterior import with_batch
 from ogradient.samplers.base import Kernel
 from ogradient.status import Status
-from ogradient.userfunctions import Position, dtype_of
 
 MOST_STEPS = 2**31 - 1  # of one chunk: devices count with 32 bits
 CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device,
@@ -34,6 +34,11 @@ CHUNK_ROWS = (
 def start(kernel: Kernel, positions: Position) -> Any:
     """The states of all chains at their positions."""
     return jax.vmap(kernel.init)(positions)
+
+
+def with_companion(states: Any) -> Any:
+    """Two chains in place of one: XLA may round a batch of one differently from a larger one."""
+    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states)
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ogradient.problem import Problem
-from ogradient.userfunctions import Position
+from ogradient.problem.functions import Position
 
 
 def over_draws(function: Callable[[Problem, Position], Any], problem: Problem, draws: Position) -> Any:

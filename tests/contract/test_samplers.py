@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ogradient as og
-from ogradient.land import land_one
+from ogradient.geometry.land import land_one
 from ogradient.samplers.base import kernel_of
 
 STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01, "o_svgd": 0.05, "svgd": 0.05, "chmc": 0.1, "clangevin": 0.1}

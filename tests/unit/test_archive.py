@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import ogradient as og
-from ogradient import archive, storage
+from ogradient import storage
+from ogradient.trace import archive
 
 flat = lambda p: jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(p)])
 PROBLEM = og.Problem(lambda p: -0.5 * jnp.sum(flat(p) ** 2), equality=lambda p: jnp.sum(flat(p)) - 1)

@@ -10,8 +10,8 @@ from scipy import stats
 
 import ogradient as og
 from ogradient import geometry as geo
-from ogradient.boundary import boundary_weight, stay_inside
-from ogradient.land import land_one
+from ogradient.geometry.boundary import boundary_weight, stay_inside
+from ogradient.geometry.land import land_one
 
 CAP = og.problems.spherical_cap(4, 0.2)
 gaussian = lambda x: -0.5 * jnp.sum(x**2)

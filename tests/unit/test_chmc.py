@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import ogradient as og
-from ogradient.samplers.chmc import Point, _potential, _tangent, _trajectory, flat_inverse_mass
+from ogradient.geometry import project
+from ogradient.samplers.chmc import flat_inverse_mass
+from ogradient.samplers.rattle import Point, potential_of, trajectory
 
 CONSTRAINT = lambda x: jnp.array([jnp.sum(x**2) + 0.3 * x[0] ** 3 - 1, x[0] * x[1] + x[2] - 0.2])
 PROBLEM = og.Problem(lambda x: jnp.sin(x[0]) + 0.5 * x[3], CONSTRAINT)
@@ -17,9 +19,9 @@ def setting(measure="conditional", mass=None):
     x = og.land(problem, jnp.array([[0.7, -0.4, 0.5, 0.3]])).position[0]
     root = jnp.sqrt(flat_inverse_mass(mass, x))
     scaled = lambda y: CONSTRAINT(root * y)
-    potential = _potential(problem, lambda y: problem.logdensity_fn(root * y), scaled, root, curved=True)
+    potential = potential_of(problem, lambda y: problem.logdensity_fn(root * y), scaled, root, curved=True)
     value, gradient, frame = potential(x / root)
-    p = _tangent(frame, jax.random.normal(jax.random.key(1), (4,)))
+    p = project(frame, jax.random.normal(jax.random.key(1), (4,)))
     return scaled, potential, Point(x / root, p, value, -gradient, frame), root
 
 
@@ -27,7 +29,7 @@ def setting(measure="conditional", mass=None):
 @pytest.mark.parametrize("mass", [None, jnp.array([0.5, 1.0, 2.0, 1.5])], ids=["unit", "diagonal"])
 def test_trajectories_are_reversible_and_stay_on_the_set(projection, mass, x64):
     scaled, potential, start, _ = setting(mass=mass)
-    run = lambda point: _trajectory(scaled, None, potential, point, jnp.asarray(0.05), 20, projection)
+    run = lambda point: trajectory(scaled, None, potential, point, jnp.asarray(0.05), 20, projection)
     end, status, iterations = run(start)
     assert int(status) == og.Status.OK
     assert float(jnp.linalg.norm(end.x - start.x)) > 0.3
@@ -46,9 +48,7 @@ def test_trajectories_that_bounce_are_reversible(x64):
     def bounds(y):
         return jnp.stack([y[0] - start.x[0] - 0.05, jnp.sum((y - start.x) ** 2) - 0.3])
 
-    run = jax.jit(
-        lambda point, steps: _trajectory(scaled, bounds, potential, point, jnp.asarray(0.05), steps, "newton")
-    )
+    run = jax.jit(lambda point, steps: trajectory(scaled, bounds, potential, point, jnp.asarray(0.05), steps, "newton"))
     for steps in range(1, 41):
         end, status, _ = run(start, jnp.int32(steps))
         outside.append(bool((bounds(end.x) > 0).any()))
@@ -69,7 +69,7 @@ def test_energy_error_is_of_second_order(measure, x64):
     energy = lambda point: point.potential + 0.5 * point.p @ point.p
     errors = []
     for halvings in range(4):
-        end, status, _ = _trajectory(
+        end, status, _ = trajectory(
             scaled, None, potential, start, jnp.asarray(0.1 / 2**halvings), 10 * 2**halvings, "newton"
         )
         assert int(status) == og.Status.OK

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ogradient as og
-from ogradient import loop
-from ogradient.feed import BatchError, Feed
+from ogradient.problem.feed import BatchError, Feed
+from ogradient.run import loop
 
 N, B = 40, 8
 rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_neither_lots_nor_chunks_change_draws_or_calls(lot, chunk_size, monkeypa
         return fetch(step)
 
     whole = run(num_samples=30)
-    monkeypatch.setattr("ogradient.feed.FEED_STEPS", lot)
+    monkeypatch.setattr("ogradient.problem.feed.FEED_STEPS", lot)
     np.testing.assert_array_equal(run(batch_fn, num_samples=30, chunk_size=chunk_size)["x"], whole["x"])
     assert calls == list(range(30))
     assert threads == {"ogradient-feed_0"}
@@ -123,7 +123,7 @@ def test_batch_fn_may_fill_the_same_array_again_and_again():
 
 
 def test_the_next_lot_is_on_the_device_before_it_is_asked_for(monkeypatch):
-    monkeypatch.setattr("ogradient.feed.FEED_STEPS", 4)
+    monkeypatch.setattr("ogradient.problem.feed.FEED_STEPS", 4)
     CURRENT[0] = fetch
     feed = Feed(PROBLEM)
     feed.start(2, 9)

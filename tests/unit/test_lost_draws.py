@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import ogradient as og
-from ogradient import loop
 from ogradient.interrupts import Interrupts
+from ogradient.run import loop
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 KNOWN = og.problems.cubic()

@@ -9,8 +9,8 @@ import pytest
 from arviz_stats.base import array_stats
 
 import ogradient as og
-from ogradient.checks import warn_if_separate
 from ogradient.diagnostics.mixing import fixed_scalars, scalar_name, screen, worst_mixing
+from ogradient.run.separate import warn_if_separate
 
 KNOWN = og.problems.ellipse()
 AXES = {"chain_axis": 0, "draw_axis": 1}

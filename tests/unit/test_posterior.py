@@ -12,7 +12,8 @@ import scipy.sparse
 from calibrated import discrepancy
 
 import ogradient as og
-from ogradient import checks, chunk
+from ogradient import chunk
+from ogradient.start import inspect
 
 N, B = 40, 8
 X = jax.random.normal(jax.random.key(0), (N, 3))
@@ -438,9 +439,9 @@ def test_chunks_and_resuming_never_change_a_draw(kind):
 def test_runs_longer_than_what_is_fetched_together(monkeypatch):
     problem = fed()
     whole = run(problem, og.langevin(problem, 0.003))
-    monkeypatch.setattr("ogradient.feed.FEED_STEPS", 3)
+    monkeypatch.setattr("ogradient.problem.feed.FEED_STEPS", 3)
     np.testing.assert_array_equal(run(problem, og.langevin(problem, 0.003))["x"], whole["x"])
-    monkeypatch.setattr("ogradient.feed.FEED_BYTES", 1)
+    monkeypatch.setattr("ogradient.problem.feed.FEED_BYTES", 1)
     np.testing.assert_array_equal(run(problem, og.langevin(problem, 0.003))["x"], whole["x"])
 
 
@@ -742,17 +743,17 @@ def test_one_compilation_serves_all_runs_of_a_model(kind):
     problem = KINDS[kind](loglikelihood_fn=counted)
     algorithm = og.langevin(problem, 0.003)
     first = run(problem, algorithm)
-    compiled, traced = [f._cache_size() for f in (chunk.run_chunk, checks._inspect_all)], len(calls)
+    compiled, traced = [f._cache_size() for f in (chunk.run_chunk, inspect._inspect_all)], len(calls)
     run(problem, algorithm, STARTS + 0.1, num_samples=7, num_warmup=2, thinning=2, chunk_size=3)
     run(problem, algorithm, None, num_samples=7, resume=first)
-    assert [f._cache_size() for f in (chunk.run_chunk, checks._inspect_all)] == compiled
+    assert [f._cache_size() for f in (chunk.run_chunk, inspect._inspect_all)] == compiled
     assert len(calls) < 2 * traced  # two runs more: only shapes were looked at, without compiling
 
 
 def one_at_a_time(monkeypatch, draw):
     """What is drawn from minibatches with all chains or particles together, and one after the other."""
     yield draw(make(batch_size=B))
-    monkeypatch.setattr("ogradient.problem.LARGE_BATCH", 0)
+    monkeypatch.setattr("ogradient.problem.problem.LARGE_BATCH", 0)
     jax.clear_caches()  # nothing compiled before may answer
     problem = make(batch_size=B)
     assert problem.chains_together == 1

@@ -54,7 +54,7 @@ def test_other_shapes_of_the_same_bytes_and_no_data_are_refused():
 
 
 def test_the_data_are_summed_once(monkeypatch):
-    data = importlib.import_module("ogradient.data")
+    data = importlib.import_module("ogradient.problem.data")
     calls, original = [], data.checksum
     monkeypatch.setattr(data, "checksum", lambda *a: (calls.append(1), original(*a))[1])
     problem = over(X)

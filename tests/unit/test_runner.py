@@ -179,7 +179,7 @@ def test_a_blow_up_in_warm_up_says_that_nothing_was_kept():
 
 
 def test_an_interrupt_returns_the_draws_so_far(monkeypatch):
-    from ogradient import loop
+    from ogradient.run import loop
 
     original, calls = loop.Run._chunk, []
 
@@ -205,7 +205,7 @@ def test_progress_shows_what_is_going_on(capsys, monkeypatch):
     from tqdm.auto import tqdm
 
     monkeypatch.setattr(
-        "ogradient.loop._progress_bar", lambda t, d, label, show: tqdm(total=t, desc=label, mininterval=0)
+        "ogradient.run.loop._progress_bar", lambda t, d, label, show: tqdm(total=t, desc=label, mininterval=0)
     )
     run(chunk_size=10, num_warmup=25)
     shown = capsys.readouterr().err

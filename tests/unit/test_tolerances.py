@@ -10,7 +10,7 @@ from scipy import stats
 
 import ogradient as og
 from ogradient.geometry import frame_at
-from ogradient.samplers.chmc import _project
+from ogradient.samplers.rattle import _project
 
 ALARM = 1e-6
 circle = lambda x: jnp.sum(x**2) - 1

@@ -18,7 +18,7 @@ from jax import Array
 from ogradient.geometry import frame_at, landing
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
-from ogradient.userfunctions import Position
+from ogradient.problem.functions import Position
 
 NEWTON_STEPS = 3
 ROUNDINGS = 256  # of the terms of J x: closer than that is on the set

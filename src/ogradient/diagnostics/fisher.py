@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from ogradient.geometry import frame_at, project
 from ogradient.problem import Problem
-from ogradient.userfunctions import Position
+from ogradient.problem.functions import Position
 
 
 def orthogonal_fisher(problem: Problem, draws: Position, score: Callable[[Position], Any] | Any) -> float:

@@ -14,7 +14,7 @@ from jax import Array, lax
 from ogradient.geometry import frame_at, landing
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
-from ogradient.userfunctions import Position
+from ogradient.problem.functions import Position
 
 NEIGHBOURS = 3
 SEGMENTS = 32  # that are looked into

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ogradient.boundary import boundary_weight
 from ogradient.geometry import Frame, random_signs, stein_drift
+from ogradient.geometry.boundary import boundary_weight
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.stein import RKHSKernel, imq, median_bandwidth, rbf, squared_distances
-from ogradient.userfunctions import Position
 
 WIDE = (1.0, 10.0)  # bandwidths of the wide kernels, in median squared distances
 _median_bandwidth = jax.jit(median_bandwidth)

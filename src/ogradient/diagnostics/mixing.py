@@ -16,8 +16,8 @@ import numpy as np
 from ogradient.geometry import frame_at
 from ogradient.mapping import over_draws
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.status import ConvergenceWarning, warn
-from ogradient.userfunctions import Position
 
 STRETCHES = 20  # per chain
 WORST = 25  # scalars by each of R-hat and ESS that ArviZ is asked about

@@ -9,7 +9,7 @@ import numpy as np
 
 from ogradient.mapping import over_draws
 from ogradient.problem import Problem
-from ogradient.userfunctions import Position
+from ogradient.problem.functions import Position
 
 QUANTILES = (0.5, 0.9, 0.99)
 

@@ -19,7 +19,7 @@ from ogradient.experiments.synthetic import distance_to_truth, noise_floor
 from ogradient.keys import as_key
 from ogradient.plots import draw_curves, new_figure
 from ogradient.problems import cubic
-from ogradient.runner import sample
+from ogradient.run.sample import sample
 from ogradient.samplers import o_langevin
 
 FLOAT64 = True

@@ -34,10 +34,10 @@ from ogradient.experiments.training import (
     over_particles_mean,
     plus_minus,
 )
-from ogradient.posterior import posterior
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
+from ogradient.problem.posterior import posterior
 from ogradient.samplers import langevin, o_langevin, o_svgd, svgd
-from ogradient.userfunctions import Position
 
 # The paper's step sizes at its 20,000 rows are 1e-5 (Langevin) and 1e-4 (SVGD). What matters is the step times the curvature of
 # log π, which grows with the rows.

@@ -36,10 +36,10 @@ from ogradient.experiments.training import (
     over_particles_mean,
     plus_minus,
 )
-from ogradient.posterior import posterior
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
+from ogradient.problem.posterior import posterior
 from ogradient.samplers import langevin, o_langevin, o_svgd, svgd
-from ogradient.userfunctions import Position
 
 LANGEVIN_STEP, SVGD_STEP = 0.34, 3.4  # divided by the number of rows: 1e-5 and 1e-4 for all of them
 PULL = 0.1  # αη

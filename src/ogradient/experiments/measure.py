@@ -20,7 +20,7 @@ from ogradient.keys import as_key
 from ogradient.plots import COLOURS, new_figure
 from ogradient.problem import Measure
 from ogradient.problems import torus
-from ogradient.runner import sample
+from ogradient.run.sample import sample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

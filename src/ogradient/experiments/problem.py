@@ -18,7 +18,6 @@ import numpy as np
 import optax
 from jax import Array
 
-from ogradient.checks import check_positions
 from ogradient.diagnostics import energy_distance_to, orthogonal_ksd
 from ogradient.experiments import options
 from ogradient.experiments.folder import write_folder
@@ -26,9 +25,10 @@ from ogradient.experiments.synthetic import REFERENCE, Floor, noise_floor
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, new_figure
 from ogradient.problems import PROBLEMS, KnownProblem
-from ogradient.runner import sample
+from ogradient.run.sample import sample
 from ogradient.samplers import SamplingAlgorithm, o_svgd
 from ogradient.samplers.base import kernel_of, settings_of
+from ogradient.start.positions import check_positions
 from ogradient.trace import Trace
 from ogradient.warmup.choose import TUNED, choose
 

@@ -27,11 +27,11 @@ from ogradient.experiments.loan import LEVELS, rule_losses
 from ogradient.experiments.training import Classifier, bernoulli, digits, logistic, normal_prior, read_record
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, new_figure
-from ogradient.posterior import posterior
 from ogradient.problem import Problem
-from ogradient.runner import sample
+from ogradient.problem.functions import Position
+from ogradient.problem.posterior import posterior
+from ogradient.run.sample import sample
 from ogradient.samplers import o_langevin
-from ogradient.userfunctions import Position
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -120,7 +120,7 @@ def _ours(problem: Any, name: str, starts: jax.Array) -> Callable[[int], np.ndar
     algorithm = SETTINGS[name].build(problem)
     ensemble = kernel_of(algorithm).ensemble
     if kernel_of(algorithm).obeys == "exact":
-        from ogradient.land import land
+        from ogradient.geometry.land import land
 
         starts = land(problem, starts).position
     positions = starts[None] if ensemble else starts

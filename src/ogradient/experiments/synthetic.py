@@ -23,7 +23,7 @@ from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problem import Problem
 from ogradient.problems import KnownProblem, cubic
-from ogradient.runner import sample
+from ogradient.run.sample import sample
 from ogradient.samplers import SamplingAlgorithm, chmc, clangevin, langevin, o_langevin, o_svgd, svgd
 from ogradient.samplers.base import kernel_of
 from ogradient.trace import Trace

@@ -21,7 +21,7 @@ from ogradient.experiments.folder import write_folder
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problems import KnownProblem, cubic
-from ogradient.runner import sample
+from ogradient.run.sample import sample
 from ogradient.samplers import o_langevin, o_svgd
 from ogradient.stein import rbf
 from ogradient.trace import Trace

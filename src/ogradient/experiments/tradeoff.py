@@ -29,10 +29,10 @@ from ogradient.experiments.training import (
     normal_prior,
 )
 from ogradient.plots import COLOURS, new_figure
-from ogradient.posterior import posterior
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
+from ogradient.problem.posterior import posterior
 from ogradient.samplers import langevin, o_langevin
-from ogradient.userfunctions import Position
 
 LEVELS = (0.0, 0.005, 0.01, 0.02, 0.03)
 MODELS = ("logistic", "mlp")

@@ -23,11 +23,11 @@ from ogradient.evaluation import evaluate
 from ogradient.experiments.folder import write_atomically
 from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problem import Problem
-from ogradient.runner import sample
+from ogradient.problem.functions import Position
+from ogradient.run.sample import sample
 from ogradient.samplers import SamplingAlgorithm
 from ogradient.samplers.base import kernel_of, plain_settings
 from ogradient.trace import Trace
-from ogradient.userfunctions import Position
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

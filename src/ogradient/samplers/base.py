@@ -13,9 +13,9 @@ import numpy as np
 from jax import Array
 
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.status import Status
 from ogradient.stein import RKHSKernel
-from ogradient.userfunctions import Position
 
 Schedule = Callable[[Array], Any]  # iteration -> step size; every optax schedule is one
 

@@ -26,6 +26,7 @@ from jax import Array, lax
 from ogradient.geometry import random_signs, value_and_jacobian
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
     Obeys,
     SamplingAlgorithm,
@@ -37,7 +38,6 @@ from ogradient.samplers.base import (
 from ogradient.samplers.o_langevin import check_pull, pull
 from ogradient.samplers.svgd import flatten_particles
 from ogradient.status import Status
-from ogradient.userfunctions import Position
 
 SWEEPS = 100  # of the solver for λ
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
     ChainInfo,
     ChainState,
@@ -29,7 +30,6 @@ from ogradient.samplers.base import (
     split_step_size,
     step_size_at,
 )
-from ogradient.userfunctions import Position
 
 
 @dataclass(frozen=True)

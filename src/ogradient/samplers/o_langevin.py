@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ogradient.boundary import MAX_ACTIVE, stay_inside
 from ogradient.geometry import Correction, correction_parts, frame_at, psi, resolve_correction, steer
+from ogradient.geometry.boundary import MAX_ACTIVE, stay_inside
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
     ChainState,
     Obeys,
@@ -39,7 +40,6 @@ from ogradient.samplers.base import (
     step_size_at,
 )
 from ogradient.status import Status
-from ogradient.userfunctions import Position
 
 
 class OLangevinInfo(NamedTuple):

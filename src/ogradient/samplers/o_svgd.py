@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ogradient.boundary import MAX_ACTIVE, boundary_weight, stay_inside
 from ogradient.geometry import ConstraintFn, Correction, Frame, resolve_correction, steer, stein_drift
+from ogradient.geometry.boundary import MAX_ACTIVE, boundary_weight, stay_inside
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.samplers.base import Obeys, SamplingAlgorithm, Schedule, make_algorithm
 from ogradient.samplers.o_langevin import check_o_sampler, pull
 from ogradient.samplers.svgd import (
@@ -43,7 +44,6 @@ from ogradient.samplers.svgd import (
 )
 from ogradient.status import Status
 from ogradient.stein import RKHSKernel, rbf
-from ogradient.userfunctions import Position
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
     Obeys,
     SamplingAlgorithm,
@@ -30,7 +31,6 @@ from ogradient.samplers.base import (
 )
 from ogradient.status import Status
 from ogradient.stein import RKHSKernel, median_bandwidth, rbf, squared_distances
-from ogradient.userfunctions import Position
 
 
 class ParticleState(NamedTuple):

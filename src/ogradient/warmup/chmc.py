@@ -13,12 +13,11 @@ import jax
 import numpy as np
 from jax import Array
 
-from ogradient.chunk import arguments_of, capacity_of, pace_of, run_chunk, start
-from ogradient.land import FIXED, units_of
-from ogradient.loop import with_companion
+from ogradient.chunk import arguments_of, capacity_of, pace_of, run_chunk, start, with_companion
+from ogradient.geometry.land import FIXED, units_of
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.samplers.chmc import CHMC
-from ogradient.userfunctions import Position
 from ogradient.warmup.lengths import first_length, flat_points
 
 WINDOW = 100  # transitions of one stage

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import Array, random
 
-from ogradient.checks import bring_inside, check_positions, check_start, land_starts
 from ogradient.keys import as_key
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.samplers import chmc, clangevin, o_langevin
 from ogradient.samplers.base import SamplingAlgorithm, check_positive
 from ogradient.samplers.chmc import CHMC
+from ogradient.start.inspect import check_start
+from ogradient.start.landing import bring_inside, land_starts
+from ogradient.start.positions import check_positions
 from ogradient.status import warn
-from ogradient.userfunctions import Position
 from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, tune_chmc
 from ogradient.warmup.o_langevin import tune_o_langevin
 

@@ -11,7 +11,7 @@ from jax import Array
 from ogradient.geometry import frame_at, project, row_lengths
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
-from ogradient.userfunctions import Position
+from ogradient.problem.functions import Position
 
 
 def first_length(problem: Problem, positions: Position) -> float:

@@ -12,11 +12,11 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.geometry import frame_at, landing
-from ogradient.land import land
+from ogradient.geometry.land import land
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position, dtype_of
 from ogradient.samplers.o_langevin import OLangevin
 from ogradient.status import warn
-from ogradient.userfunctions import Position, dtype_of
 from ogradient.warmup.lengths import first_length, tangent_drift
 
 TRIAL_STEPS = 50

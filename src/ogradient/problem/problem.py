@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from ogradient.data import Data
-from ogradient.userfunctions import Position, as_functions, calling, checked, dtype_of, same_key, stack
+from ogradient.problem.data import Data
+from ogradient.problem.functions import Position, as_functions, calling, checked, dtype_of, same_key, stack
 
 Measure = Literal["conditional", "hausdorff"]
 LARGE_BATCH = 2**18  # bytes

@@ -11,10 +11,10 @@ from jax import Array
 
 from ogradient.mapping import over_draws
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.samplers import SAMPLERS
 from ogradient.samplers.base import SamplingAlgorithm, kernel_of, plain_settings
 from ogradient.trace import Trace, in_order_of
-from ogradient.userfunctions import Position
 
 
 def continue_run(

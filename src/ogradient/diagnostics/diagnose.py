@@ -9,13 +9,13 @@ import numpy as np
 
 from ogradient.diagnostics import orthogonal_ksd
 from ogradient.diagnostics.distance import Distance, distance_to_set
+from ogradient.diagnostics.findings import Finding, Level, mixing_findings, movement_finding, percent, status_finding
 from ogradient.diagnostics.jumps import largest_jump
 from ogradient.diagnostics.mixing import Screen, screen
-from ogradient.findings import Finding, Level, mixing_findings, movement_finding, percent, status_finding
 from ogradient.mapping import over_draws
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.trace import Trace
-from ogradient.userfunctions import Position
 
 KSD_DRAWS = 1000
 KSD_LEVEL = 0.01

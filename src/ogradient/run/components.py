@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from ogradient.interrupts import Interrupts
+from ogradient.problem.functions import Position, calling
 from ogradient.status import warn
 from ogradient.trace import Trace
-from ogradient.userfunctions import Position, calling
 
 
 def check_component(component_fn: Callable[[Position], Any], positions: Position, ensemble: bool) -> None:

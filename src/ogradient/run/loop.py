@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -27,11 +26,13 @@ from ogradient.chunk import (
     rows_before,
     run_chunk,
     steps_to_row_end,
+    with_companion,
 )
-from ogradient.feed import Feed
 from ogradient.keys import split_step
 from ogradient.pace import Pace
 from ogradient.problem import Problem
+from ogradient.problem.feed import Feed
+from ogradient.run.sink import Memory
 from ogradient.samplers.base import (
     Kernel,
     SamplingAlgorithm,
@@ -40,7 +41,6 @@ from ogradient.samplers.base import (
     plain_settings,
     settings_of,
 )
-from ogradient.sink import Memory
 from ogradient.status import Status
 from ogradient.trace import Trace, in_order_of
 
@@ -203,11 +203,6 @@ class Run:
         row = row_shapes(*self._fixed(), self.key, states)
         row["stats"].pop("steering", None)
         return jax.tree.map(lambda leaf: np.zeros((self.num_chains, 0, *leaf.shape[1:]), leaf.dtype), row)
-
-
-def with_companion(states: Any) -> Any:
-    """Two chains in place of one: XLA may round a batch of one differently from a larger one."""
-    return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states)
 
 
 def _progress_bar(total: int, done: int, label: str, show: bool) -> Any:

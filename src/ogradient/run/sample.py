@@ -12,20 +12,23 @@ from typing import Any, NoReturn
 import numpy as np
 from jax import Array
 
-from ogradient.checks import bring_inside, check_positions, check_start, land_starts, warn_if_separate
 from ogradient.chunk import start
-from ogradient.components import check_component, label_components
 from ogradient.diagnostics.mixing import warn_if_unmixed
-from ogradient.feed import BatchError
 from ogradient.interrupts import Interrupts
 from ogradient.keys import as_key
-from ogradient.loop import Run
 from ogradient.problem import Problem
-from ogradient.resume import algorithm_of, continue_run
+from ogradient.problem.feed import BatchError
+from ogradient.problem.functions import Position
+from ogradient.run.components import check_component, label_components
+from ogradient.run.loop import Run
+from ogradient.run.resume import algorithm_of, continue_run
+from ogradient.run.separate import warn_if_separate
 from ogradient.samplers.base import BoundStep, SamplingAlgorithm, kernel_of, settings_of
+from ogradient.start.inspect import check_start
+from ogradient.start.landing import bring_inside, land_starts
+from ogradient.start.positions import check_positions
 from ogradient.status import SamplingError, Status, warn
 from ogradient.trace import Trace
-from ogradient.userfunctions import Position
 from ogradient.warmup.choose import check_name, choose
 
 

@@ -23,8 +23,8 @@ from jax import Array, lax
 from ogradient.geometry import ConstraintFn, Frame, frame_at, landing, row_lengths, solve, value_and_jacobian
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position, as_positions, first_of
 from ogradient.status import Status
-from ogradient.userfunctions import Position, as_positions, first_of
 
 HALVINGS = 8
 MAX_ITERATIONS = 100

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ogradient.problem.functions import Functions, Position, calling, checked, same_key, shapes_of, stack
 from ogradient.storage import checksum
-from ogradient.userfunctions import Functions, Position, calling, checked, same_key, shapes_of, stack
 
 Batch = Any  # any pytree of arrays, with the rows as the first axis of every leaf
 CHECKSUM_BYTES = 2**26  # of data that are summed together

@@ -10,80 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ogradient.diagnostics.mixing import fixed_scalars, screen
 from ogradient.geometry import frame_at, random_signs, row_lengths, steer, value_and_jacobian
-from ogradient.land import land
-from ogradient.mapping import over_particles
+from ogradient.geometry.land import land
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position, first_of, shapes_of
 from ogradient.status import Status, warn
-from ogradient.trace import Trace, leaf_names
-from ogradient.userfunctions import Position, as_positions, first_of, shapes_of
 
 NEWTON_STEPS = 24
 TURNED = 0.25  # of a gradient within 8 roundings of x: beyond, the set is not resolved
-LOST_DIGITS = 0.1  # of log π: the steps in which it can be told apart
-RESERVED = {"chain", "draw", "particle", "equality", "inequality", "status"}
-
-
-def check_positions(problem: Problem, positions: Position, *, ensemble: bool = False) -> Position:
-    """Positions of all chains as arrays with the chains first (then the particles); functions checked on one of them."""
-    leaves, structure = jax.tree.flatten(positions)
-    if not leaves:
-        raise ValueError("initial_positions is empty; give an array of shape (chains, d) or a pytree of such arrays.")
-    arrays = []
-    for leaf in leaves:
-        try:
-            array = jnp.asarray(leaf)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"initial_positions has a leaf that is no array of numbers: {error}") from None
-        if array.ndim == 0:
-            raise ValueError(
-                "every leaf of initial_positions needs the chains as its first axis; got a scalar leaf. A nested list is "
-                "a pytree of scalars: wrap it in jnp.array, and add an axis for a single chain: x0[None]."
-            )
-        arrays.append(array)
-    for path, _ in jax.tree_util.tree_leaves_with_path(positions):
-        if not all(isinstance(getattr(key, "key", ""), str | int) for key in path):
-            raise ValueError(
-                f"the keys of dicts in initial_positions must be strings; got {jax.tree_util.keystr(path)}."
-            )
-    for name in RESERVED & set(leaf_names(positions)):
-        raise ValueError(
-            f"a variable cannot be called {name!r}, which a trace uses for its own axes and numbers; rename it."
-        )
-    counts = sorted({array.shape[0] for array in arrays})
-    if len(counts) > 1:
-        raise ValueError(f"the leaves of initial_positions disagree on the number of chains (first axis): {counts}.")
-    if counts == [0]:
-        raise ValueError("initial_positions has no chain: its first axis is empty.")
-    positions = as_positions(jax.tree.unflatten(structure, arrays))
-    _refuse_lone_start(problem, positions)
-    if ensemble:
-        shapes = {array.shape[:2] for array in arrays}
-        if any(len(shape) < 2 for shape in shapes) or len(shapes) > 1 or 0 in next(iter(shapes)):
-            raise ValueError(
-                "an ensemble sampler needs starts with axes (ensembles, particles, ...) in every leaf; got leading axes "
-                f"{sorted(shapes)}. Add an axis for a single ensemble: x0[None]."
-            )
-    problem.check(first_of(first_of(positions) if ensemble else positions))
-    return positions
-
-
-def _refuse_lone_start(problem: Problem, positions: Position) -> None:
-    """One start of shape (d,) looks like d chains of a scalar. Where the functions take both, nobody can tell which is meant."""
-    leaves = jax.tree.leaves(positions)
-    if len(leaves) > 1 or leaves[0].ndim != 1 or leaves[0].size == 1:
-        return
-    for one in (first_of(positions), positions):
-        try:
-            problem.check(one)
-        except Exception:  # whatever a user's function may raise on another shape
-            return
-    raise ValueError(
-        f"initial_positions, {shapes_of(positions)}, can be read as {leaves[0].size} chains of scalars, and as one start, "
-        "since your functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains "
-        "of one coordinate."
-    )
 
 
 def check_start(
@@ -230,89 +164,6 @@ def _refuse_non_finite(what: str, values: np.ndarray, who: str) -> None:
         )
 
 
-def land_starts(problem: Problem, positions: Position) -> Position:
-    """Starts brought onto the set, for samplers that move on it; an error with the best residual if some cannot be."""
-    landing = land(problem, positions)
-    lost = np.flatnonzero(np.asarray(landing.status) != Status.OK)
-    if lost.size:
-        residual, rank = (np.asarray(part)[lost].min() for part in (landing.residual, landing.rank))
-        rows = jax.eval_shape(problem.equality_value, first_of(positions)).shape[0]
-        why = (
-            f" The Jacobian has rank {rank} of {rows} there: constraints conflict, or a gradient vanishes."
-            if rank < rows
-            else ""
-        )
-        raise ValueError(
-            f"{lost.size} of {len(landing.status)} starts (the first is chain {lost[0]}) could not be brought onto the set: the "
-            f"best residual is {residual:.3g}.{why} If the constraint can be met at all, start nearer to the set."
-        )
-    check_digits(problem, landing.position)
-    return landing.position
-
-
-def bring_inside(problem: Problem, positions: Position, *, ensemble: bool = False) -> Position:
-    """With inequalities, starts that can be landed are.
-
-    Log π need not exist where h(x) > 0, and a step towards {g = 0} may lead across a boundary.
-    """
-    if problem.inequality is None:
-        return positions
-    flat = jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[2:])) if ensemble else leaf, positions)
-    landing = land(problem, flat)
-    landed = landing.status == Status.OK
-    pick = lambda new, old: jnp.where(landed.reshape((-1,) + (1,) * (old.ndim - 1)), new, old)
-    return jax.tree.map(lambda new, old, like: pick(new, old).reshape(like.shape), landing.position, flat, positions)
-
-
-def warn_if_separate(trace: Trace) -> bool:
-    """Warn when groups of chains never meet: parts of the set that no chain can cross between, or chains that do not mix.
-
-    Two chains meet when the boxes around their draws overlap in every coordinate; by `component_fn`, when they share a label.
-    Coordinates that the constraint fixes are left out: they differ by roundings. True if it warned.
-    """
-    exact = trace.obeys == "exact"  # O-Langevin takes small steps: a short run of it has not met for that reason
-    if (
-        trace.ensemble
-        or trace.num_chains < 2
-        or trace.num_draws < 100
-        or not (exact or "component" in trace.sample_stats)
-    ):
-        return False
-    if "component" in trace.sample_stats:
-        labels = trace.sample_stats["component"].reshape(trace.num_chains, -1).astype(np.float64)
-        boxes = [np.stack([labels.min(axis=1), labels.max(axis=1)])[..., None]]
-    else:
-        flat = [v.reshape(*v.shape[:2], -1)[..., :1000] for v in trace.variables.values()]
-        boxes = [np.stack([v.min(axis=1), v.max(axis=1)]) for v in flat]
-    low, high = np.concatenate(boxes, axis=2)[:, :200]  # two hundred chains are enough to see it
-    sizes = _group_sizes(low, high)
-    if len(sizes) > 1 and "component" not in trace.sample_stats:
-        seen = screen(trace.variables)
-        idle = seen.still | fixed_scalars(trace.problem, trace.position, seen)
-        ends = np.cumsum([int(np.prod(v.shape[2:])) for v in trace.variables.values()])
-        free = np.concatenate([~part[:1000] for part in np.split(idle, ends[:-1])])
-        sizes = _group_sizes(low[:, free], high[:, free])
-    if len(sizes) > 1:
-        warn(
-            f"the chains fall into {len(sizes)} groups that never meet (of {', '.join(map(str, sizes[:6]))} chains). Either the "
-            "set has separate parts, and then the share of each is that of the starts, not of the law; or the chains have not "
-            "mixed: run longer, or with a larger step size."
-        )
-    return len(sizes) > 1
-
-
-def _group_sizes(low: np.ndarray, high: np.ndarray) -> list[int]:
-    """How many chains are in each group of boxes (chain, d) that overlap, directly or through others; the largest first."""
-    meet = np.all((low[:, None] <= high[None]) & (low[None] <= high[:, None]), axis=2)
-    group = np.arange(len(meet))
-    for _ in range(len(meet)):  # spread the smallest index through everyone who meets
-        spread = np.where(meet, group[None], len(meet)).min(axis=1)
-        if np.array_equal(spread, group):
-            break
-        group = spread
-    return sorted(np.unique(group, return_counts=True)[1].tolist(), reverse=True)
-
-
 def _check_particles(positions: Position, settings: dict[str, Any]) -> None:
     """Particles that coincide move as one; a single one has no median distance."""
     flat = np.concatenate(
@@ -351,23 +202,6 @@ def _warn_infeasible(problem: Problem, positions: Position, bounds: np.ndarray) 
         + ("Otherwise the" if rows.size else "The")
         + " constraints may contradict each other, or the starts be too far."
     )
-
-
-def check_digits(problem: Problem, positions: Position) -> None:
-    """Acceptance is decided by differences of log π: where it is huge, the last digit of its precision is larger than those."""
-    value = np.asarray(_logdensities(problem, positions))
-    lost = float(np.finfo(value.dtype).eps * np.median(np.abs(value)))
-    if lost > LOST_DIGITS:
-        warn(
-            f"log π is about {np.median(value):.3g} at the starts, and {value.dtype} resolves no more than {lost:.2g} of it: "
-            "moves are accepted by differences smaller than that, so the law will be off. It is needed only up to a constant: "
-            "subtract one, term by term where it is a sum, or use float64 (jax_enable_x64)."
-        )
-
-
-@jax.jit
-def _logdensities(problem: Problem, positions: Position) -> Array:
-    return over_particles(problem.logdensity, positions, problem.draws_together)
 
 
 def _refuse_unresolved(report: dict[str, np.ndarray], regular: np.ndarray) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ogradient import archive
 from ogradient.problem import Problem
+from ogradient.problem.functions import Position
 from ogradient.status import Status
-from ogradient.userfunctions import Position
+from ogradient.trace import archive
 
 if TYPE_CHECKING:
     import pandas as pd

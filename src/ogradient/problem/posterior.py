@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax import Array
 
-from ogradient.data import Batch, Data, Model, as_arrays, count_rows
 from ogradient.problem import Measure, Problem
-from ogradient.userfunctions import Position, as_functions, shapes_of
+from ogradient.problem.data import Batch, Data, Model, as_arrays, count_rows
+from ogradient.problem.functions import Position, as_functions, shapes_of
 
 DataFunctions = Callable[[Position, Any], Any] | Sequence[Callable[[Position, Any], Any]]
 

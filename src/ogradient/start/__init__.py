@@ -1,0 +1,1 @@
+"""Before the first step: starts are checked, looked at once, and landed where the sampler needs it."""

@@ -1,0 +1,73 @@
+"""Starts as arrays with the chains first, in the shapes that the problem takes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ogradient.problem import Problem
+from ogradient.problem.functions import Position, as_positions, first_of, shapes_of
+from ogradient.trace import leaf_names
+
+RESERVED = {"chain", "draw", "particle", "equality", "inequality", "status"}
+
+
+def check_positions(problem: Problem, positions: Position, *, ensemble: bool = False) -> Position:
+    """Positions of all chains as arrays with the chains first (then the particles); functions checked on one of them."""
+    leaves, structure = jax.tree.flatten(positions)
+    if not leaves:
+        raise ValueError("initial_positions is empty; give an array of shape (chains, d) or a pytree of such arrays.")
+    arrays = []
+    for leaf in leaves:
+        try:
+            array = jnp.asarray(leaf)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"initial_positions has a leaf that is no array of numbers: {error}") from None
+        if array.ndim == 0:
+            raise ValueError(
+                "every leaf of initial_positions needs the chains as its first axis; got a scalar leaf. A nested list is "
+                "a pytree of scalars: wrap it in jnp.array, and add an axis for a single chain: x0[None]."
+            )
+        arrays.append(array)
+    for path, _ in jax.tree_util.tree_leaves_with_path(positions):
+        if not all(isinstance(getattr(key, "key", ""), str | int) for key in path):
+            raise ValueError(
+                f"the keys of dicts in initial_positions must be strings; got {jax.tree_util.keystr(path)}."
+            )
+    for name in RESERVED & set(leaf_names(positions)):
+        raise ValueError(
+            f"a variable cannot be called {name!r}, which a trace uses for its own axes and numbers; rename it."
+        )
+    counts = sorted({array.shape[0] for array in arrays})
+    if len(counts) > 1:
+        raise ValueError(f"the leaves of initial_positions disagree on the number of chains (first axis): {counts}.")
+    if counts == [0]:
+        raise ValueError("initial_positions has no chain: its first axis is empty.")
+    positions = as_positions(jax.tree.unflatten(structure, arrays))
+    _refuse_lone_start(problem, positions)
+    if ensemble:
+        shapes = {array.shape[:2] for array in arrays}
+        if any(len(shape) < 2 for shape in shapes) or len(shapes) > 1 or 0 in next(iter(shapes)):
+            raise ValueError(
+                "an ensemble sampler needs starts with axes (ensembles, particles, ...) in every leaf; got leading axes "
+                f"{sorted(shapes)}. Add an axis for a single ensemble: x0[None]."
+            )
+    problem.check(first_of(first_of(positions) if ensemble else positions))
+    return positions
+
+
+def _refuse_lone_start(problem: Problem, positions: Position) -> None:
+    """One start of shape (d,) looks like d chains of a scalar. Where the functions take both, nobody can tell which is meant."""
+    leaves = jax.tree.leaves(positions)
+    if len(leaves) > 1 or leaves[0].ndim != 1 or leaves[0].size == 1:
+        return
+    for one in (first_of(positions), positions):
+        try:
+            problem.check(one)
+        except Exception:  # whatever a user's function may raise on another shape
+            return
+    raise ValueError(
+        f"initial_positions, {shapes_of(positions)}, can be read as {leaves[0].size} chains of scalars, and as one start, "
+        "since your functions take both. Add an axis: x0[None] for a single chain that starts there, x0[:, None] for chains "
+        "of one coordinate."
+    )
