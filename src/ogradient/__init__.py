@@ -17,6 +17,7 @@ if jaxlib.version.__version__ == "0.10.2":
 from ogradient import geometry
 from ogradient._version import __version__
 from ogradient.diagnostics import (
+    DIAGNOSTICS,
     constraint_violation,
     energy_distance,
     orthogonal_fisher,
@@ -47,6 +48,7 @@ from ogradient.trace import Trace, load
 from ogradient.warmup import tune
 
 __all__ = [
+    "DIAGNOSTICS",
     "SAMPLERS",
     "ConstraintWarning",
     "ConvergenceWarning",

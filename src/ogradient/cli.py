@@ -20,6 +20,7 @@ import jax
 
 from ogradient._version import __version__
 from ogradient.compilation import keep_compiled_programs
+from ogradient.diagnostics import DIAGNOSTICS
 from ogradient.experiments import EXPERIMENTS
 from ogradient.experiments.options import configure, options_of, reads_tables
 from ogradient.experiments.text import format_number
@@ -94,11 +95,14 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 @app.command("list")
-def list_things(what: Annotated[str, typer.Argument(help="samplers, problems, experiments, or all")] = "all") -> None:
-    """What there is: samplers, problems with known answers, experiments."""
+def list_things(
+    what: Annotated[str, typer.Argument(help="samplers, diagnostics, problems, experiments, or all")] = "all",
+) -> None:
+    """What there is: samplers, diagnostics, problems with known answers, experiments."""
     first_line = lambda function: (function.__doc__ or "").strip().splitlines()[0]
     tables: dict[str, Mapping[str, str]] = {
-        "samplers": {name: first_line(function) for name, function in SAMPLERS.items()},
+        "samplers": {name: row.help for name, row in SAMPLERS.items()},
+        "diagnostics": {name: row.help for name, row in DIAGNOSTICS.items()},
         "problems": {name: first_line(function) for name, function in PROBLEMS.items()},
         "experiments": {name: row.help for name, row in EXPERIMENTS.items()},
     }

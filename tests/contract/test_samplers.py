@@ -9,10 +9,6 @@ import ogradient as og
 from ogradient.geometry.land import land_one
 from ogradient.samplers.base import kernel_of
 
-STEP_SIZE = {"o_langevin": 0.01, "langevin": 0.01, "o_svgd": 0.05, "svgd": 0.05, "chmc": 0.1, "clangevin": 0.1}
-STEP_SIZE["control_langevin"] = 0.01
-ENSEMBLES = {"o_svgd", "svgd", "control_langevin"}
-EXACT = {"chmc", "clangevin"}
 CURVE = og.problems.cubic().problem
 TREE = og.Problem(
     lambda p: -0.5 * (jnp.sum(p["w"] ** 2) + p["b"] ** 2),
@@ -32,21 +28,29 @@ def particles_of(position, n=5):
 
 def build(name, where="array"):
     problem, position = POSITIONS[where]
-    position = particles_of(position) if name in ENSEMBLES else position
-    if name in EXACT:
+    position = particles_of(position) if og.SAMPLERS[name].ensemble else position
+    if og.SAMPLERS[name].obeys == "exact":
         position = land_one(problem, position).position
-    return problem, position, og.SAMPLERS[name](problem, STEP_SIZE[name])
+    return problem, position, og.SAMPLERS[name](problem, og.SAMPLERS[name].step_size)
 
 
 def constraint_of(problem, name, position):
-    return (jax.vmap(problem.constraint_value) if name in ENSEMBLES else problem.constraint_value)(position)
+    return (jax.vmap(problem.constraint_value) if og.SAMPLERS[name].ensemble else problem.constraint_value)(position)
 
 
-def test_the_table_is_covered():
-    assert set(STEP_SIZE) == set(og.SAMPLERS)
-    assert {name for name in og.SAMPLERS if kernel_of(build(name)[2]).ensemble} == ENSEMBLES
-    assert {name for name in og.SAMPLERS if kernel_of(build(name)[2]).obeys == "exact"} == EXACT
-    assert all(getattr(og, name) is function for name, function in og.SAMPLERS.items())
+def test_the_table_is_public():
+    assert all(getattr(og, name) is row.make for name, row in og.SAMPLERS.items())
+    assert {name for name, row in og.SAMPLERS.items() if row.ensemble} == {"o_svgd", "svgd", "control_langevin"}
+    assert {name for name, row in og.SAMPLERS.items() if row.obeys == "exact"} == {"chmc", "clangevin"}
+
+
+@everyone
+def test_a_kernel_says_what_it_is(name):
+    row, kernel = og.SAMPLERS[name], kernel_of(build(name)[2])
+    assert isinstance(kernel, row.kernel)
+    assert (kernel.name, kernel.ensemble, kernel.obeys) == (name, row.ensemble, row.obeys)
+    assert kernel == kernel_of(build(name)[2])
+    assert hash(kernel) == hash(kernel_of(build(name)[2]))
 
 
 @everyone
@@ -87,11 +91,11 @@ def test_steps_compose_with_jit_vmap_and_scan(name, where):
 @everyone
 def test_a_non_finite_proposal_never_overwrites_the_state(name):
     problem = og.Problem(lambda x: jnp.where(x[0] > 0, jnp.nan, 0.0) * x[0], equality=lambda x: x[1])
-    algorithm = og.SAMPLERS[name](problem, STEP_SIZE[name])
+    algorithm = og.SAMPLERS[name](problem, og.SAMPLERS[name].step_size)
     start = jnp.array([1.0, 0.5])
-    start = particles_of(start) if name in ENSEMBLES else start
+    start = particles_of(start) if og.SAMPLERS[name].ensemble else start
     state, info = algorithm.step(jax.random.key(0), algorithm.init(start))
-    if name in EXACT:
+    if og.SAMPLERS[name].obeys == "exact":
         assert not bool(info.is_accepted)  # there a non-finite energy is a rejected move
     else:
         assert int(info.status) == og.Status.NON_FINITE

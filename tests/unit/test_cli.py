@@ -28,7 +28,7 @@ def invoke(*arguments):
 
 def test_list_shows_every_table():
     output = invoke("list").output
-    for name in [*og.SAMPLERS, *PROBLEMS, *EXPERIMENTS]:
+    for name in [*og.SAMPLERS, *og.DIAGNOSTICS, *PROBLEMS, *EXPERIMENTS]:
         assert name in output
     assert "cubic" not in invoke("list", "samplers").output.split()
     assert invoke("list", "nonsense").exit_code == 2

@@ -145,33 +145,17 @@ def land_one(
         level = jnp.concatenate([level, jnp.zeros(bounds.shape, x.dtype)])
         multipliers = -solve(frame, jnp.where(jnp.abs(frame.value) <= level, 0.0, frame.value))
         step = multipliers @ frame.jacobian
-        norms = row_lengths(frame.jacobian)
-        scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1.0), 1.0)  # rows in units of length
-        lengths = 0.5 ** jnp.arange(HALVINGS, dtype=x.dtype)
-        values = jax.vmap(lambda t: constraint(x + t * step) * scale)(lengths)
-        here = frame.value * scale
-        excess = jnp.abs(jnp.concatenate([here[None], values])) - (level * scale)[None]
-        sizes = row_lengths(jnp.maximum(excess, 0.0))
-        sizes, size_here = sizes[1:], sizes[0]
-        enough = sizes <= (1 - 0.25 * lengths) * size_here
-        chosen = jnp.where(
-            jnp.any(enough), jnp.argmax(enough), jnp.nanargmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))
-        )
-        # A g that averages many terms has roundings that |x| knows nothing of: g then differs from its linear prediction as much
-        # after an eighth of the step as after all of it, where curvature would make that 1/64.
-        slope = (frame.jacobian @ step * scale)[:m]
-        surprise = row_lengths(values[:, :m] - here[None, :m] - lengths[:, None] * slope[None])
-        noise = (surprise[3] >= surprise[0] / 16) & (row_lengths(here[None, :m])[0] <= 8 * jnp.max(surprise[:4]))
+        t, shorter, noise = _search(constraint, x, frame, level, step, m)
         rounded = jnp.all(jnp.abs(frame.value[:m]) <= rounding_level(frame.jacobian[:m], size))
-        settled = ~jnp.any(enough) & (rounded | noise) & jnp.all(inequality(x) <= 0)
+        settled = ~shorter & (rounded | noise) & jnp.all(inequality(x) <= 0)
         on_set = on_set | settled
         best, best_off = jnp.where(settled, x, best), jnp.where(settled, off, best_off)
-        proposal = x + lengths[chosen] * step
+        proposal = x + t * step
         # No step can come from rows that ask for too much depth together; it shrinks.
         stuck = ~jnp.all(jnp.isfinite(proposal)) | (jnp.all(step == 0) & jnp.all(depth_at(iteration) <= margin))
         # Multipliers of dependent rows cancel and say nothing.
         terms = jnp.where(frame.deficient, jnp.abs(step), jnp.abs(multipliers) @ jnp.abs(frame.jacobian))
-        terms = jnp.abs(proposal) + lengths[chosen] * terms
+        terms = jnp.abs(proposal) + t * terms
         stop = stuck | on_set
         x, size = jnp.where(stop, x, proposal), jnp.where(stop, size, terms)
         return x, size, best, best_off, on_set, stuck & ~on_set, iteration + 1
@@ -182,6 +166,30 @@ def land_one(
     finite = jnp.isfinite(best_off)
     status = jnp.where(done, Status.OK, jnp.where(finite, Status.SOLVER_DIVERGED, Status.NON_FINITE)).astype(jnp.int32)
     return Landing(unravel(best), status, best_off, _rank(value_and_jacobian(equality, best)[1]), iterations)
+
+
+def _search(
+    constraint: ConstraintFn, x: Array, frame: Frame, level: Array, step: Array, m: int
+) -> tuple[Array, Array, Array]:
+    """How much of a step to take, whether that shortens c enough, and whether g is at the level of its own noise."""
+    norms = row_lengths(frame.jacobian)
+    scale = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1.0), 1.0)  # rows in units of length
+    lengths = 0.5 ** jnp.arange(HALVINGS, dtype=x.dtype)
+    values = jax.vmap(lambda t: constraint(x + t * step) * scale)(lengths)
+    here = frame.value * scale
+    excess = jnp.abs(jnp.concatenate([here[None], values])) - (level * scale)[None]
+    sizes = row_lengths(jnp.maximum(excess, 0.0))
+    sizes, size_here = sizes[1:], sizes[0]
+    enough = sizes <= (1 - 0.25 * lengths) * size_here
+    chosen = jnp.where(
+        jnp.any(enough), jnp.argmax(enough), jnp.nanargmin(jnp.where(jnp.isfinite(sizes), sizes, jnp.inf))
+    )
+    # A g that averages many terms has roundings that |x| knows nothing of: g then differs from its linear prediction as much
+    # after an eighth of the step as after all of it, where curvature would make that 1/64.
+    slope = (frame.jacobian @ step * scale)[:m]
+    surprise = row_lengths(values[:, :m] - here[None, :m] - lengths[:, None] * slope[None])
+    noise = (surprise[3] >= surprise[0] / 16) & (row_lengths(here[None, :m])[0] <= 8 * jnp.max(surprise[:4]))
+    return lengths[chosen], jnp.any(enough), noise
 
 
 def _rank(jacobian: Array) -> Array:

@@ -109,6 +109,34 @@ class ForeignKernel:
         return self.step_fn(rng_key, state)
 
 
+@dataclass(frozen=True)
+class Sampler:
+    """A row of the table of samplers: `make(problem, step_size, ...)`, its kernel, and a step size for problems of size 1."""
+
+    make: Callable[..., SamplingAlgorithm]
+    kernel: Any
+    step_size: float
+
+    def __call__(self, problem: Problem, *arguments: Any, **settings: Any) -> SamplingAlgorithm:
+        """The algorithm for a problem."""
+        return self.make(problem, *arguments, **settings)
+
+    @property
+    def help(self) -> str:
+        """One line on what it is."""
+        return (self.make.__doc__ or "").strip().splitlines()[0]
+
+    @property
+    def ensemble(self) -> bool:
+        """Whether a position is a whole ensemble."""
+        return self.kernel.ensemble
+
+    @property
+    def obeys(self) -> Obeys:
+        """How draws obey the constraint."""
+        return self.kernel.obeys
+
+
 def make_algorithm(
     kernel: Kernel, problem: Problem, parameters: dict[str, Any], settings: dict[str, Any]
 ) -> SamplingAlgorithm:

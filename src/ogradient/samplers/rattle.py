@@ -41,6 +41,16 @@ class Point(NamedTuple):
     frame: Frame  # of the scaled constraint: rows J M^{−½}, so that its Gram matrix is G_M
 
 
+class Settling(NamedTuple):
+    """How a solver comes to rest."""
+
+    done: Array
+    value: Array  # g of the iteration before
+    jumped: Array  # whether |g| went up or down while steps were tiny
+    best: Array  # the least |g| since steps are tiny, in units of the move
+    waited: Array  # iterations since then without a smaller one
+
+
 def potential_of(
     problem: Problem, logdensity: Callable[[Array], Array], constraint: ConstraintFn, root: Array, *, curved: bool
 ) -> Callable[[Array], tuple[Array, Array, Frame]]:
@@ -142,8 +152,7 @@ def _project(
     lengths = row_lengths(frame.jacobian)
     scale = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
     normals = frame.jacobian * scale[:, None]
-    weights, root_eps = jnp.abs(frame.jacobian), jnp.sqrt(jnp.finfo(x.dtype).eps)
-    proposed = weights @ jnp.abs(x - origin)
+    proposed = jnp.abs(frame.jacobian) @ jnp.abs(x - origin)
 
     def size_of(x: Array, multipliers: Array) -> Array:
         # Multipliers of dependent rows cancel and say nothing.
@@ -165,38 +174,53 @@ def _project(
         return delta, value, level, loose
 
     def keep_going(carry: Any) -> Array:
-        _, _, done, *_, iteration = carry
-        return ~done & (iteration < limit)
+        _, _, settling, iteration = carry
+        return ~settling.done & (iteration < limit)
 
     def improve(carry: Any) -> Any:
-        x, multipliers, _, previous, jumped, best, waited, iteration = carry
+        x, multipliers, settling, iteration = carry
         delta, value, level, loose = residual(x, size_of(x, multipliers))
-        off, step = jnp.abs(value), delta @ normals
-        # Small is small against the move to here, not against the proposal, which may be far outside the set.
-        moved = jnp.abs(x - origin)
-        small = root_eps * (weights @ moved)
-        loose = jnp.minimum(loose, root_eps * lengths * row_lengths(moved[None])[0])
-        # Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of
-        # its own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while
-        # steps are tiny. A slow iteration falls each time; one that misses the set by little repeats its |g|, or leaps.
-        rounded = off <= loose
-        calm = jnp.all(rounded | ((off <= small) & (weights @ jnp.abs(step) <= small)))
-        largest = jnp.max(off / (level + proposed))
-        waited = jnp.where(calm & ~(largest < best), waited + 1, 0)
-        best = jnp.where(calm, jnp.minimum(best, largest), jnp.inf)
-        jumped = calm & (jumped | jnp.all(rounded | (jnp.abs(value - previous) >= 0.25 * off)))
-        done = jnp.all(off <= level) | ((waited >= PATIENCE) & (jumped | jnp.all(x - step == x)))
-        stop = done | ~jnp.isfinite(largest)
+        step, largest = delta @ normals, jnp.max(jnp.abs(value) / (level + proposed))
+        settling = _settle(settling, frame, x, x - origin, step, value, level, loose, largest)
+        stop = settling.done | ~jnp.isfinite(largest)
         x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
-        iteration = jnp.where(stop & ~done, limit, iteration + 1)
-        return x, multipliers, done, value, jumped, best, waited, iteration
+        iteration = jnp.where(stop & ~settling.done, limit, iteration + 1)
+        return x, multipliers, settling, iteration
 
-    far, none, no = jnp.full((), jnp.inf, x.dtype), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    zeros = jnp.zeros_like(frame.value)
-    x, multipliers, done, *_, iterations = lax.while_loop(
-        keep_going, improve, (x, zeros, no, zeros, no, far, none, none)
-    )
-    return x, done, iterations, size_of(x, multipliers)
+    zeros, none, no = jnp.zeros_like(frame.value), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    first = Settling(no, zeros, no, jnp.full((), jnp.inf, x.dtype), none)
+    x, multipliers, settling, iterations = lax.while_loop(keep_going, improve, (x, zeros, first, none))
+    return x, settling.done, iterations, size_of(x, multipliers)
+
+
+def _settle(
+    settling: Settling,
+    frame: Frame,
+    x: Array,
+    move: Array,
+    step: Array,
+    value: Array,
+    level: Array,
+    loose: Array,
+    largest: Array,
+) -> Settling:
+    """Whether a solver that is at x, after a move from the origin, has reached the set, to the roundings that there are.
+
+    Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of its
+    own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while steps are tiny.
+    A slow iteration falls each time; one that misses the set by little repeats its |g|, or leaps.
+    """
+    off, weights, root_eps = jnp.abs(value), jnp.abs(frame.jacobian), jnp.sqrt(jnp.finfo(x.dtype).eps)
+    # Small is small against the move to here, not against the proposal, which may be far outside the set.
+    small = root_eps * (weights @ jnp.abs(move))
+    rounded = off <= jnp.minimum(loose, root_eps * row_lengths(frame.jacobian) * row_lengths(move[None])[0])
+    calm = jnp.all(rounded | ((off <= small) & (weights @ jnp.abs(step) <= small)))
+    waited = jnp.where(calm & ~(largest < settling.best), settling.waited + 1, 0)
+    best = jnp.where(calm, jnp.minimum(settling.best, largest), jnp.inf)
+    jumps = jnp.all(rounded | (jnp.abs(value - settling.value) >= 0.25 * off))
+    jumped = calm & (settling.jumped | jumps)
+    done = jnp.all(off <= level) | ((waited >= PATIENCE) & (jumped | jnp.all(x - step == x)))
+    return Settling(done, value, jumped, best, waited)
 
 
 def _without(matrix: Array, rows: Array) -> Array:
