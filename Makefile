@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install demo test test-full lint types bench clean
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: help install demo test test-full unit laws everywhere lint types bench clean
 help:
-	@echo "make demo | test | test-full | lint | types | bench | install | clean"
+	@echo "make demo | test | unit | laws | test-full | everywhere | lint | types | bench | install | clean"
 
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
@@ -20,10 +22,19 @@ demo: install
 	@$(BIN)/ogradient run synthetic --chains 200 --out results
 
 test: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
+
+unit: install
+	$(PYTEST) -m "not slow" tests/unit tests/contract --ignore tests/unit/test_documentation.py
+
+laws: install
+	$(PYTEST) -m "not slow" tests/statistical tests/property tests/interop
 
 test-full: install
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+everywhere:
+	benchmarks/everywhere.sh
 
 lint: install
 	$(BIN)/ruff check .

@@ -44,11 +44,11 @@ except ModuleNotFoundError:
 class Experiments(TyperGroup):
     """A command for each row of the table, built when it is asked for."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """The rows."""
         return list(EXPERIMENTS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """The command of a row."""
         if cmd_name in EXPERIMENTS:
             return command_of(cmd_name)

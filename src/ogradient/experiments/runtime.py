@@ -51,7 +51,7 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
     def record(name: str, advance: Callable[[int], np.ndarray], seconds: float) -> None:
         if progress:
             print(f"{name} ...", flush=True)
-        curves[name], iterations = _follow(advance, np.asarray(starts), distance, seconds)
+        curves[name], iterations = _follow(advance, distance, seconds)
         times, energies = curves[name]
         below = np.flatnonzero(np.asarray(energies) < floor[2])
         rows.append(
@@ -101,7 +101,7 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
 
 
 def _follow(
-    advance: Callable[[int], np.ndarray], start: np.ndarray, distance: Callable[[Any], float], seconds: float
+    advance: Callable[[int], np.ndarray], distance: Callable[[Any], float], seconds: float
 ) -> tuple[tuple[list[float], list[float]], int]:
     """Energy distance against time, at iterations that grow by a quarter; measuring it is not counted."""
     spent, iteration, times, energies = 0.0, 0, [], []
