@@ -61,9 +61,7 @@ def main():
             results[name].append(measure(source))
     print("| version | first call | programs | second call | programs |\n|---|---|---|---|---|")
     for name, runs in results.items():
-        (first, programs), (second, more) = (
-            min(call) for call in zip(*(map(tuple, run) for run in runs), strict=True)
-        )
+        (first, programs), (second, more) = (min(call) for call in zip(*(map(tuple, run) for run in runs), strict=True))
         print(f"| {name} | {first:.2f} s | {programs} | {second:.2f} s | {more} |")
     print(f"| this version, programs of an earlier process | {kept:.2f} s | | | |")
 

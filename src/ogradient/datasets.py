@@ -14,11 +14,7 @@ table ends its field `emp_length` at "10+ years", so 10 years or more stands in 
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ogradient.extras import need
+from ogradient.tablefiles import as_numbers, locate, parse, read, refuse_empty, root_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,11 +126,11 @@ def adult(
 
     if not isinstance(num_train, int | np.integer):
         raise ValueError(f"num_train must be a whole number, how many rows to draw; got {num_train!r}.")
-    root, remedy = _root(folder), f"{ADULT_REMEDY} Without a folder they are downloaded."
+    root, remedy = root_of(folder), f"{ADULT_REMEDY} Without a folder they are downloaded."
     tables, files = [], {}
     for name, expected in ADULT_SHA256.items():
-        path = _download(name, progress) if root is None else _locate(root, "adult", [name], remedy)
-        content, digest = _read(path)
+        path = _download(name, progress) if root is None else locate(root, "adult", [name], remedy)
+        content, digest = read(path)
         if verify and digest != expected:
             raise ValueError(
                 f"{path} is not the original {name}: its sha256 is {digest}, expected {expected}. "
@@ -141,10 +138,12 @@ def adult(
             )
         # The test file opens with a line "|1x3 Cross validator".
         options = {"names": ADULT_COLUMNS, "skipinitialspace": True, "na_values": "?", "comment": "|"}
-        table = _parse(path, content, remedy, low_memory=False, **options)
+        table = parse(path, content, remedy, low_memory=False, **options)
         complete = table.dropna()
-        _refuse_empty(path, len(complete))
-        complete = complete.assign(**{column: _numbers(path, complete[column].astype(str)) for column in ADULT_NUMBERS})
+        refuse_empty(path, len(complete))
+        complete = complete.assign(
+            **{column: as_numbers(path, complete[column].astype(str)) for column in ADULT_NUMBERS}
+        )
         files[name] = _record(digest, len(table), len(complete))
         tables.append(complete)
     available = len(tables[0])
@@ -189,22 +188,22 @@ def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test
 
     Copies of this table differ, so its sha256 is not checked; it goes into the provenance.
     """
-    root = _root(folder)
+    root = root_of(folder)
     if root is None:
         raise FileNotFoundError(f"no folder was given and OGRADIENT_DATA is not set. {LENDING_REMEDY}")
     if not 0 < test_share < 1:
         raise ValueError(f"test_share must lie between 0 and 1; got {test_share!r}.")
-    path = _locate(root, "lending", LENDING_FILES, LENDING_REMEDY)
-    content, digest = _read(path)
+    path = locate(root, "lending", LENDING_FILES, LENDING_REMEDY)
+    content, digest = read(path)
     start = content.rfind(b"\n", 0, max(content.find(b"loan_amnt"), 0)) + 1  # the original has a line above its header
     needed = ["loan_status", *LENDING_CATEGORIES, *LENDING_NUMBERS]
-    table = _parse(path, content[start:], LENDING_REMEDY, dtype=str, usecols=lambda column: column in needed)
+    table = parse(path, content[start:], LENDING_REMEDY, dtype=str, usecols=lambda column: column in needed)
     missing = [column for column in needed if column not in table.columns]
     if missing:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}. {LENDING_REMEDY}")
     status = table["loan_status"].fillna("")
     table = table[status.str.endswith(("Fully Paid", "Charged Off"))]  # other loans are unfinished, or a footer
-    _refuse_empty(path, len(table))
+    refuse_empty(path, len(table))
     label = table["loan_status"].str.endswith("Fully Paid").to_numpy(np.float32)
     table = table.assign(
         emp_length=table["emp_length"].fillna("n/a"), term=table["term"].str.extract(r"(\d+)", expand=False)
@@ -221,7 +220,7 @@ def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test
     train = _stratified(rule, test_share, seed)
     known = {"grade": GRADES, "emp_length": EMPLOYMENT}
     levels = {column: known.get(column, sorted(set(table[column].dropna()))) for column in LENDING_CATEGORIES}
-    numbers = {column: _numbers(path, table[column]) for column in LENDING_NUMBERS}
+    numbers = {column: as_numbers(path, table[column]) for column in LENDING_NUMBERS}
     for months, count in LENDING_EVENTS.items():
         numbers[months][(numbers[months] == 0) & (numbers[count] == 0)] = np.nan
     flags = {f"{months}=never": np.isnan(numbers[months]) for months in LENDING_EVENTS}
@@ -248,10 +247,10 @@ FILES: dict[str, list[Sequence[str]]] = {"adult": [[name] for name in ADULT_SHA2
 
 def whereabouts(name: str, folder: str | os.PathLike[str] | None = None) -> str:
     """Whether the files of a dataset are there, and where they are looked for, as text. Nothing is read or downloaded."""
-    root = _root(folder)
+    root = root_of(folder)
     if root is not None:
         try:
-            return "found, " + ", ".join(str(_locate(root, name, names, "")) for names in FILES[name])
+            return "found, " + ", ".join(str(locate(root, name, names, "")) for names in FILES[name])
         except FileNotFoundError:
             return f"not found; looked in {root / name} and {root}"
     if name != "adult":
@@ -266,19 +265,6 @@ def whereabouts(name: str, folder: str | os.PathLike[str] | None = None) -> str:
     return f"not found; it is downloaded into {cache} when it is first needed"
 
 
-def _root(folder: str | os.PathLike[str] | None) -> Path | None:
-    given = os.environ.get("OGRADIENT_DATA") if folder is None else folder
-    return Path(given).expanduser() if given else None
-
-
-def _locate(root: Path, subfolder: str, names: Sequence[str], remedy: str) -> Path:
-    paths = [place / (name + end) for name in names for place in (root / subfolder, root) for end in ("", ".gz")]
-    for path in paths:
-        if path.is_file():
-            return path
-    raise FileNotFoundError(f"{names[0]} is missing; looked for {', '.join(map(str, paths))}. {remedy}")
-
-
 def _download(name: str, progress: bool) -> Path:
     pooch = need("pooch", "the datasets need", "experiments")
     url = ADULT_URL + name
@@ -290,42 +276,8 @@ def _download(name: str, progress: bool) -> Path:
         raise OSError(f"{url} could not be downloaded ({reason}). {ADULT_REMEDY}") from None
 
 
-def _read(path: Path) -> tuple[bytes, str]:
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is damaged ({error}). Get it again.") from None
-    return content, hashlib.sha256(content).hexdigest()
-
-
 def _record(digest: str, rows: int, kept: int) -> dict[str, Any]:
     return {"sha256": digest, "rows": rows, "rows_dropped": rows - kept}
-
-
-def _parse(path: Path, content: bytes, remedy: str, **options: Any) -> pd.DataFrame:
-    import pandas
-
-    try:
-        return pandas.read_csv(io.BytesIO(content), **options)
-    except pandas.errors.EmptyDataError:
-        _refuse_empty(path, 0)
-        raise
-    except (pandas.errors.ParserError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a table ({str(error).strip()}). {remedy}") from None
-
-
-def _refuse_empty(path: Path, rows: int) -> None:
-    if rows == 0:
-        raise ValueError(f"{path} has no usable row: it is empty, or every row lacks a value. Get it again.")
-
-
-def _numbers(path: Path, column: pd.Series) -> np.ndarray:
-    try:
-        return column.str.strip().str.rstrip("%").astype(float).to_numpy(float, copy=True)
-    except ValueError as error:
-        raise ValueError(f"the column {column.name} of {path} is not numeric: {error}. Get the table again.") from None
 
 
 def _stratified(strata: np.ndarray, test_share: float, seed: int) -> np.ndarray:
