@@ -35,7 +35,8 @@ def test_blackjax_drives_our_samplers(name):
 def test_we_drive_blackjax():
     problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0])
     algorithm = blackjax.mala(problem.logdensity_fn, 0.5)
-    trace = og.sample(0, problem, STARTS, algorithm=algorithm, num_samples=200, num_warmup=50, progress=False)
+    with pytest.warns(og.ConstraintWarning, match="nothing is known of the algorithm"):
+        trace = og.sample(0, problem, STARTS, algorithm=algorithm, num_samples=200, num_warmup=50, progress=False)
     assert trace["x"].shape == (4, 200, 2)
     assert {"equality", "acceptance_rate", "is_accepted"} <= set(trace.sample_stats)
     assert 0.5 < trace.sample_stats["acceptance_rate"].mean() <= 1

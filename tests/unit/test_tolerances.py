@@ -220,6 +220,7 @@ def test_falling_back_on_another_sampler_is_said_without_progress():
     assert any("near the set, not on it" in str(w.message) for w in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("projection", ["newton", "chord"])
 def test_a_solver_that_leaps_ends_on_the_set_or_is_rejected(projection):
     """Several rows, long steps: Newton goes far out and back, which must not pass for large numbers with large roundings."""
@@ -246,3 +247,17 @@ def test_proposals_far_outside_reach_the_set_or_fail(projection):
     off = jnp.max(jnp.abs(jax.vmap(constraint)(ends)[:, :2]), axis=1)
     assert jnp.max(jnp.where(reached, off, 0.0)) < 1e-4
     assert projection == "chord" or 20 < jnp.sum(reached) < 4000
+
+
+@pytest.mark.parametrize("projection", ["newton", "chord"])
+def test_what_a_leaping_solver_reaches_is_on_the_set(projection):
+    """The moves of the test above, one by one: Newton may go far out and back, or to nowhere."""
+    known = og.problems.sphere_affine()
+    constraint = known.problem.equality_value
+    origins = jnp.repeat(known.start_on(jax.random.key(0), 256), 256, axis=0)
+    proposals = origins + 0.45 * jax.random.normal(jax.random.key(1), origins.shape)
+    project = lambda origin, x: _project(constraint, frame_at(constraint, origin), origin, x, projection)
+    ends, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
+    off = jnp.max(jnp.abs(jax.vmap(constraint)(ends)), axis=1)
+    assert jnp.max(jnp.where(reached, off, 0.0)) < 100 * np.finfo(np.float32).eps
+    assert 100 < np.sum(~np.asarray(reached)) < 0.9 * reached.size

@@ -127,7 +127,7 @@ def land_one(
         frame = frame_at(constraint, x)
         feasible = jnp.all(inequality(x) <= 0)
         g, level = jnp.abs(frame.value[:m]), rounding_level(frame.jacobian[:m], jnp.abs(x))
-        on_set = feasible & jnp.all(g <= level)
+        on_set = feasible & jnp.all((g <= level) & jnp.isfinite(g))
         off = jnp.max(jnp.concatenate([g, jnp.maximum(inequality(x), 0.0), jnp.zeros((1,), x.dtype)]))
         return frame, level, on_set, off
 

@@ -28,7 +28,9 @@ from ogradient.status import Status
 
 NEWTON_ITERATIONS = 30
 CHORD_ITERATIONS = 60
-PATIENCE = 3  # iterations without a smaller |g| after which it is at the level of its own roundings
+PATIENCE = 3  # iterations without a smaller |g| after which x has come to rest,
+NOISE_PATIENCE = 5  # or g is at the level of its own roundings,
+FARTHEST = 8.0  # which are within so many times the least |g| that was seen
 
 
 class Point(NamedTuple):
@@ -42,13 +44,14 @@ class Point(NamedTuple):
 
 
 class Settling(NamedTuple):
-    """How a solver comes to rest."""
+    """How a solver comes to rest. |g| is the largest row, in units of the move."""
 
     done: Array
-    value: Array  # g of the iteration before
-    jumped: Array  # whether |g| went up or down while steps were tiny
-    best: Array  # the least |g| since steps are tiny, in units of the move
+    size: Array  # |g| of the iteration before
+    best: Array  # the least |g| since steps are tiny
     waited: Array  # iterations since then without a smaller one
+    rose: Array  # whether |g| has risen since steps are tiny,
+    fell: Array  # and fallen again
 
 
 def potential_of(
@@ -182,13 +185,14 @@ def _project(
         delta, value, level, loose = residual(x, size_of(x, multipliers))
         step, largest = delta @ normals, jnp.max(jnp.abs(value) / (level + proposed))
         settling = _settle(settling, frame, x, x - origin, step, value, level, loose, largest)
-        stop = settling.done | ~jnp.isfinite(largest)
+        stop = settling.done | ~jnp.all(jnp.isfinite(value))
         x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
         iteration = jnp.where(stop & ~settling.done, limit, iteration + 1)
         return x, multipliers, settling, iteration
 
     zeros, none, no = jnp.zeros_like(frame.value), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    first = Settling(no, zeros, no, jnp.full((), jnp.inf, x.dtype), none)
+    far = jnp.full((), jnp.inf, x.dtype)
+    first = Settling(no, far, far, none, no, no)
     x, multipliers, settling, iterations = lax.while_loop(keep_going, improve, (x, zeros, first, none))
     return x, settling.done, iterations, size_of(x, multipliers)
 
@@ -208,7 +212,7 @@ def _settle(
 
     Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of its
     own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while steps are tiny.
-    A slow iteration falls each time; one that misses the set by little repeats its |g|, or leaps.
+    A slow iteration falls each time, one that runs away rises, and one that misses the set by little repeats its |g|, or leaps.
     """
     off, weights, root_eps = jnp.abs(value), jnp.abs(frame.jacobian), jnp.sqrt(jnp.finfo(x.dtype).eps)
     # Small is small against the move to here, not against the proposal, which may be far outside the set.
@@ -217,10 +221,13 @@ def _settle(
     calm = jnp.all(rounded | ((off <= small) & (weights @ jnp.abs(step) <= small)))
     waited = jnp.where(calm & ~(largest < settling.best), settling.waited + 1, 0)
     best = jnp.where(calm, jnp.minimum(settling.best, largest), jnp.inf)
-    jumps = jnp.all(rounded | (jnp.abs(value - settling.value) >= 0.25 * off))
-    jumped = calm & (settling.jumped | jumps)
-    done = jnp.all(off <= level) | ((waited >= PATIENCE) & (jumped | jnp.all(x - step == x)))
-    return Settling(done, value, jumped, best, waited)
+    rose = calm & (settling.rose | ((settling.waited > 0) & (largest > 1.25 * settling.size)))
+    fell = calm & (settling.fell | (settling.rose & (largest < 0.8 * settling.size)))
+    noise = fell & (waited >= NOISE_PATIENCE) & (largest <= FARTHEST * best)
+    at_rest = (waited >= PATIENCE) & (jnp.all(rounded) | jnp.all(x - step == x))
+    # Where x has run away, |g| and its roundings are infinite alike.
+    done = (jnp.all(off <= level) | at_rest | noise) & jnp.all(jnp.isfinite(value))
+    return Settling(done, largest, best, waited, rose, fell)
 
 
 def _without(matrix: Array, rows: Array) -> Array:
