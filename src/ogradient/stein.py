@@ -48,6 +48,8 @@ class RKHSKernel:
             raise ValueError(
                 f"bandwidth must be a finite, positive number, or None for the median; got {self.bandwidth!r}."
             )
+        if self.bandwidth is not None:  # a number of Python's can be hashed, an array cannot
+            object.__setattr__(self, "bandwidth", float(self.bandwidth))
         if self.every < 1:
             raise ValueError(f"every must be at least 1; got {self.every!r}.")
 

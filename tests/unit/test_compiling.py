@@ -178,3 +178,15 @@ def test_callables_without_a_hash_are_compared_by_identity(compiled):
     same = og.Problem(one, problem.equality)
     assert jax.tree.structure(same) != jax.tree.structure(problem)
     assert jax.tree.structure(same) == jax.tree.structure(og.Problem(one, problem.equality))
+
+
+def test_settings_without_a_hash_run():
+    class Decay:
+        __hash__ = None
+
+        def __call__(self, iteration):
+            return jnp.asarray(0.01)
+
+    problem = plain()
+    assert run(0, problem, lambda p: og.langevin(p, Decay())).num_draws == 120
+    assert run(0, problem, lambda p: og.svgd(p, 0.1, rkhs_kernel=og.rbf(jnp.float32(1.0)))).num_draws == 120

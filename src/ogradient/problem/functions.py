@@ -27,18 +27,24 @@ class _Identity:
     def __hash__(self) -> int:
         return id(self.value)
 
+    def __call__(self, *arguments: Any) -> Any:
+        return self.value(*arguments)
+
+
+def hashable(value: Any) -> Any:
+    """A function, or a stand-in for one that cannot be hashed: compiled programs are found by it."""
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    return value
+
 
 def same_key(*parts: Any) -> tuple:
     """A hashable stand-in for functions and settings: equal where all of them are, by value where they have one."""
 
     def one(part: Any) -> Any:
-        if isinstance(part, tuple):
-            return tuple(one(item) for item in part)
-        try:
-            hash(part)
-        except TypeError:
-            return _Identity(part)
-        return part
+        return tuple(one(item) for item in part) if isinstance(part, tuple) else hashable(part)
 
     return one(parts)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from ogradient.problem import Problem
-from ogradient.problem.functions import Position
+from ogradient.problem.functions import Position, hashable
 from ogradient.status import Status
 from ogradient.stein import RKHSKernel
 
@@ -224,7 +224,7 @@ def _moves(optimizer: Any) -> str:
 def split_step_size(step_size: float | Schedule) -> tuple[Schedule | None, dict[str, Any]]:
     """A schedule is part of the kernel, and a number one of its parameters; refuses what cannot be a step size."""
     if callable(step_size):
-        return step_size, {}
+        return hashable(step_size), {}
     check_positive("step_size", step_size)
     return None, {"step_size": step_size}
 
