@@ -256,6 +256,7 @@ def test_runtime(tmp_path):
     assert all(len(c["seconds"]) == len(c["energy"]) >= 1 for c in curves.values())
 
 
+@pytest.mark.slow
 def test_theory(tmp_path):
     result = invoke("run", "theory", "--particles", 10, "--steps", 400, "--quiet", "--out", tmp_path)
     assert result.exit_code == 0

@@ -80,8 +80,9 @@ def test_fifty_particles_converge(start, dtype, request):
     assert violation < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lenient_promotion")
-@pytest.mark.parametrize("start", [pytest.param("on", marks=pytest.mark.slow), "off"])
+@pytest.mark.parametrize("start", ["on", "off"])
 def test_five_hundred_particles_converge_with_an_optimiser(start):
     distance, violation = converge(start, 500, og.o_svgd(PROBLEM, optimizer=optax.adam(0.1)), 1500, "float32")
     assert distance < 0.05

@@ -126,6 +126,7 @@ def test_moment_compares_the_mean_with_every_draw(tables, tmp_path):
     assert rows[0]["max |covariance|"] < rows[1]["max |covariance|"]
 
 
+@pytest.mark.slow
 def test_tradeoff_keeps_the_covariance_within_its_level(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(tradeoff, "LEVELS", (0.0, 0.01))
     monkeypatch.setattr(tradeoff, "MODELS", ("logistic",))

@@ -87,6 +87,7 @@ def test_a_slow_solver_is_not_taken_for_rounding(dtype, request):
         assert abs(mean - 2) < limit < 0.1
 
 
+@pytest.mark.slow
 def test_reversibility_is_judged_in_units_of_the_move(x64):
     """A small ellipse, and one far from 0, has the moves of a large one at 0: accepted and rejected alike."""
     ends = []
