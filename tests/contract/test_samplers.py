@@ -116,6 +116,6 @@ def test_schedules_are_read_at_the_states_iteration(name):
 
 @everyone
 def test_docstring_has_equation_arguments_and_example(name):
-    documentation = og.SAMPLERS[name].__doc__
+    documentation = og.SAMPLERS[name].make.__doc__
     assert "Args:" in documentation
     assert ">>>" in documentation

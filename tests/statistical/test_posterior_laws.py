@@ -9,6 +9,7 @@ from scipy.linalg import null_space, solve_discrete_lyapunov
 
 import ogradient as og
 from ogradient import geometry
+from ogradient.geometry.correction import _both_halves
 from ogradient.problems import KnownProblem, Moment
 
 pytestmark = pytest.mark.statistical
@@ -137,7 +138,7 @@ PLACE = jnp.array([0.9, -0.6, 0.8, 0.5, -0.7])
 FRAME = geometry.frame_at(curved, PLACE)
 GRADIENT = geometry.half_log_det_gradient(curved, PLACE, FRAME)
 CURVATURE = geometry.curvature(curved, PLACE, FRAME, method="exact")
-halves = lambda key: geometry._both_halves(curved, PLACE, FRAME, key)
+halves = lambda key: _both_halves(curved, PLACE, FRAME, key)
 
 
 def test_both_halves_of_the_correction_from_one_product_are_right_on_average():
