@@ -25,9 +25,8 @@ from ogradient.status import Status
 
 MOST_STEPS = 2**31 - 1  # of one chunk: devices count with 32 bits
 CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device,
-CHUNK_ROWS = (
-    4096  # and how many at most; it does not follow num_samples, so that runs of any length share a compilation
-)
+# And how many at most. It does not follow num_samples, so that runs of any length share a compilation.
+CHUNK_ROWS = 4096
 
 
 @partial(jax.jit, static_argnums=0)
@@ -124,9 +123,11 @@ def step_and_observe(
     keys = step_keys(key, num_chains, t)
     together = None if kernel.ensemble else problem.chains_together
     before = getattr(states, "iteration", None)
-    # Each chain has a step size of its own in warm-up.
-    own, shorter = ({}, None) if pace is None else ({"step_size": own_steps(pace)[0]}, own_steps(pace)[1])
-    own = {name: jnp.broadcast_to(value, (num_chains,)) for name, value in own.items()}
+    own: dict[str, Array] = {}
+    shorter = None
+    if pace is not None:  # each chain has a step size of its own in warm-up
+        steps, shorter = own_steps(pace)
+        own = {"step_size": jnp.broadcast_to(steps, (num_chains,))}
 
     def step(argument: tuple[Array, Any, dict[str, Array]]) -> tuple[Any, Any]:
         key, state, own = argument

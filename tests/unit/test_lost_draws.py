@@ -299,3 +299,24 @@ def test_counts_of_any_integer_type_can_be_saved(kind, tmp_path):
 def test_what_is_no_count_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"{name} must be a whole number of at least"):
         run(**{name: value})
+
+
+def test_a_run_that_is_interrupted_in_its_warm_up_goes_on(monkeypatch, tmp_path):
+    """With the settings that were found, to the bits of a run that was not; also from disk."""
+    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), lambda x: x[0] ** 2 + 3 * x[1] ** 2 - 1)
+    starts = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    settings = {"num_warmup": 100, "num_samples": 20, "chunk_size": 10, "progress": False}
+    whole = og.sample(0, problem, starts, **settings)
+    chunk = loop.Run._chunk
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Run, "_chunk", lambda self, *a: (press() if self.done >= 40 else None, chunk(self, *a))[1])
+        with pytest.raises(og.SamplingError, match="interrupted after step .* of the warm-up") as caught:
+            og.sample(0, problem, starts, **settings)
+    early = caught.value.trace
+    assert early.num_draws == 0
+    with pytest.raises(ValueError, match="no draws"):
+        early.summary()
+    for trace in (early, og.load(early.save(tmp_path / "early"))):
+        resumed = og.sample(0, problem, resume=trace, num_samples=20, progress=False)
+        np.testing.assert_array_equal(resumed["x"], whole["x"])
+        assert resumed.provenance["settings"] == whole.provenance["settings"]

@@ -28,9 +28,11 @@ from ogradient.mapping import over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
+    ChainState,
     Obeys,
     SamplingAlgorithm,
     Schedule,
+    init,
     make_algorithm,
     split_step_size,
     step_size_at,
@@ -40,13 +42,6 @@ from ogradient.samplers.svgd import flatten_particles
 from ogradient.status import Status
 
 SWEEPS = 100  # of the solver for λ
-
-
-class ControlState(NamedTuple):
-    """All particles, and the number of steps made."""
-
-    position: Position
-    iteration: Array
 
 
 class ControlInfo(NamedTuple):
@@ -69,13 +64,13 @@ class ControlLangevin:
     obeys: ClassVar[Obeys] = "mean"
     steered: ClassVar[bool] = False
 
-    def init(self, position: Position) -> ControlState:
+    def init(self, position: Position) -> ChainState:
         """Start an ensemble, with the particles as the first axis."""
-        return ControlState(position, jnp.zeros((), jnp.int32))
+        return init(position)
 
     def step(
-        self, rng_key: Array, state: ControlState, problem: Problem, parameters: dict[str, Any]
-    ) -> tuple[ControlState, ControlInfo]:
+        self, rng_key: Array, state: ChainState, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ChainState, ControlInfo]:
         """One transition of an ensemble."""
         view = problem.view(rng_key)
         x, unravel = flatten_particles(view, state.position)
@@ -111,7 +106,7 @@ class ControlLangevin:
         position = jax.tree.map(lambda new, old: jnp.where(finite, new, old), unravel(proposal), state.position)
         status = jnp.where(finite, Status.OK, Status.NON_FINITE).astype(jnp.int32)
         info = ControlInfo(jax.vmap(view.constraint_value)(position), status, multiplier / eta)
-        return ControlState(position, state.iteration + 1), info
+        return ChainState(position, state.iteration + 1), info
 
 
 def solve_multipliers(gram: Array, wanted: Array, signed: Array) -> Array:

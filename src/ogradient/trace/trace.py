@@ -109,6 +109,10 @@ class Trace:
         """
         import pandas as pd
 
+        if self.num_draws == 0:
+            raise ValueError(
+                "the trace has no draws to describe: the run ended in its warm-up. Go on with resume=trace."
+            )
         rows: dict[str, dict[str, float]] = {}
         for name in self.variables if var_names is None else var_names:
             value = self[name]
