@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.keys import step_keys
-from ogradient.mapping import over_particles
+from ogradient.mapping import chains_together, over_particles
 from ogradient.pace import Pace, follow, own_steps
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position, dtype_of
@@ -121,7 +121,7 @@ def step_and_observe(
     """
     num_chains = jax.tree.leaves(states)[0].shape[0]
     keys = step_keys(key, num_chains, t)
-    together = None if kernel.ensemble else problem.chains_together
+    together = None if kernel.ensemble else chains_together(problem)
     before = getattr(states, "iteration", None)
     own: dict[str, Array] = {}
     shorter = None

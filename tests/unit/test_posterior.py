@@ -13,6 +13,7 @@ from calibrated import discrepancy
 
 import ogradient as og
 from ogradient import chunk
+from ogradient.mapping import chains_together
 from ogradient.start import inspect
 
 N, B = 40, 8
@@ -753,10 +754,10 @@ def test_one_compilation_serves_all_runs_of_a_model(kind):
 def one_at_a_time(monkeypatch, draw):
     """What is drawn from minibatches with all chains or particles together, and one after the other."""
     yield draw(make(batch_size=B))
-    monkeypatch.setattr("ogradient.problem.problem.LARGE_BATCH", 0)
+    monkeypatch.setattr("ogradient.mapping.LARGE_BATCH", 0)
     jax.clear_caches()  # nothing compiled before may answer
     problem = make(batch_size=B)
-    assert problem.chains_together == 1
+    assert chains_together(problem) == 1
     yield draw(problem)
 
 
@@ -777,9 +778,9 @@ def test_particles_one_at_a_time_move_as_together(sampler, monkeypatch):
 
 def test_what_counts_as_large_is_the_batch_and_not_the_data():
     rows = jnp.zeros((4000, 100)), jnp.zeros(4000)
-    assert make(data=rows).chains_together == 1
-    assert make(data=rows, batch_size=10).chains_together is None
-    assert og.Problem(prior).chains_together is None
+    assert chains_together(make(data=rows)) == 1
+    assert chains_together(make(data=rows, batch_size=10)) is None
+    assert chains_together(og.Problem(prior)) is None
 
 
 # Schedules

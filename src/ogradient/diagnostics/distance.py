@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from ogradient.geometry import frame_at, landing
-from ogradient.mapping import over_particles
+from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 
@@ -62,7 +62,7 @@ def _distances(problem: Problem, draws: Position) -> tuple[Array, ...]:
         whole = jnp.linalg.norm(landing(frame, alpha=1.0))
         return x, frame.value, norms, jnp.abs(frame.value) / safe, whole, rounding
 
-    return over_particles(one, jax.tree.map(jnp.asarray, draws), problem.draws_together)
+    return over_particles(one, jax.tree.map(jnp.asarray, draws), draws_together(problem))
 
 
 @jax.jit
@@ -77,7 +77,7 @@ def _bends(problem: Problem, draws: Position) -> Array:
         norms = jnp.linalg.norm(jacobian, axis=1, keepdims=True)
         return x, jacobian / jnp.where(norms > 0, norms, 1.0)
 
-    y, normals = over_particles(one, jax.tree.map(jnp.asarray, draws), problem.draws_together)
+    y, normals = over_particles(one, jax.tree.map(jnp.asarray, draws), draws_together(problem))
 
     def bend(argument: tuple[Array, Array]) -> Array:
         here, rows = argument

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.geometry import frame_at, landing
-from ogradient.mapping import over_particles
+from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 
@@ -55,7 +55,7 @@ def _values(problem: Problem, draws: Position) -> tuple[Array, Array, Array]:
         x, logdensity, _, _ = problem.flatten(position)
         return x, *jax.value_and_grad(logdensity)(x)
 
-    return over_particles(one, jax.tree.map(jnp.asarray, draws), problem.draws_together)
+    return over_particles(one, jax.tree.map(jnp.asarray, draws), draws_together(problem))
 
 
 @jax.jit
@@ -87,4 +87,4 @@ def _halve(problem: Problem, starts: Position, ends: Position) -> Array:
         inside = jnp.all(problem.inequality_value(unravel(a[0])) <= 0)
         return jnp.where((height > least) & near & inside, height, 0.0)
 
-    return over_particles(one, jax.tree.map(jnp.asarray, (starts, ends)), problem.draws_together)
+    return over_particles(one, jax.tree.map(jnp.asarray, (starts, ends)), draws_together(problem))

@@ -23,7 +23,7 @@ from jax import Array
 
 from ogradient.geometry import Frame, random_signs, stein_drift
 from ogradient.geometry.boundary import boundary_weight
-from ogradient.mapping import over_particles
+from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.stein import RKHSKernel, imq, median_bandwidth, rbf, squared_distances
@@ -90,7 +90,9 @@ def orthogonal_ksd(
     labels = _labels(groups, n, statistic, flip_probability)
     problem.check_whole()
     problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
-    x, drift, frames = _geometry(problem, draws, min(problem.draws_together or block_size, n), jax.random.key(seed + 1))
+    x, drift, frames = _geometry(
+        problem, draws, min(draws_together(problem) or block_size, n), jax.random.key(seed + 1)
+    )
     if not bool(jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(drift))):
         raise ValueError("some draws, or the score or curvature at them, are not finite; remove those draws first.")
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel

@@ -15,7 +15,6 @@ from ogradient.problem.data import Data
 from ogradient.problem.functions import Position, as_functions, calling, checked, dtype_of, same_key, stack
 
 Measure = Literal["conditional", "hausdorff"]
-LARGE_BATCH = 2**18  # bytes
 KINDS = ("equality", "inequality")
 
 
@@ -90,21 +89,6 @@ class Problem:
                 "the data come batch by batch, and no call has all of them: pass og.with_batch(problem, rows), with the rows to "
                 "judge by."
             )
-
-    @property
-    def draws_together(self) -> int | None:
-        """Draws evaluated per block in diagnostics; None means all. Data take memory for each."""
-        return None if self.data is None else 16
-
-    @property
-    def chains_together(self) -> int | None:
-        """How many chains or particles a step moves together; None is all.
-
-        On a CPU one at a time where a batch is large: what a chain computes of it then stays in the cache, which is up to twice
-        as fast as all chains side by side.
-        """
-        large = self.data is not None and self.data.batch_bytes > LARGE_BATCH
-        return 1 if large and jax.default_backend() == "cpu" else None
 
     @property
     def constrained(self) -> bool:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ogradient.geometry import random_signs, value_and_jacobian
-from ogradient.mapping import over_particles
+from ogradient.mapping import chains_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
@@ -90,7 +90,7 @@ class ControlLangevin:
             return value, score, rows, jacobian, jacobian @ score + laplacian
 
         values, scores, rows, jacobians, rates = over_particles(
-            look, (x, jax.random.split(probe_key, n)), problem.chains_together
+            look, (x, jax.random.split(probe_key, n)), chains_together(problem)
         )
         gram = jnp.einsum("nkd,nld->kl", jacobians, jacobians) / n
         wanted = eta * jnp.mean(rates, axis=0) + pull(

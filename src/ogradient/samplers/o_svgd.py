@@ -24,7 +24,7 @@ from jax import Array
 
 from ogradient.geometry import ConstraintFn, Correction, Frame, resolve_correction, steer, stein_drift
 from ogradient.geometry.boundary import MAX_ACTIVE, boundary_weight, stay_inside
-from ogradient.mapping import over_particles
+from ogradient.mapping import chains_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import Obeys, SamplingAlgorithm, Schedule, make_algorithm
@@ -82,7 +82,7 @@ class OSVGD:
             correction=self.correction,
             num_probes=self.num_probes,
             key=rng_key,
-            block_size=self.block_size or problem.chains_together,
+            block_size=self.block_size or chains_together(problem),
         )
         inequality, weight = particle_inequality(view, state), None
         if inequality is not None:

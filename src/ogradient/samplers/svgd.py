@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from ogradient.mapping import over_particles
+from ogradient.mapping import chains_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
@@ -192,7 +192,7 @@ class SVGD:
         eta = particle_step_size(self.schedule, parameters, state, x.dtype)
         h, collapsed = next_bandwidth(self.rkhs_kernel, x, state)
         logdensity = view.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[1]
-        together = self.block_size or problem.chains_together
+        together = self.block_size or chains_together(problem)
         values, scores = over_particles(jax.value_and_grad(logdensity), x, together)
         velocity = mean_field(self.rkhs_kernel, h, x, scores, None, self.block_size)
         update, optimizer_state = tangent_update(velocity, x, eta, self.optimizer, state)

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from ogradient.geometry.land import land
-from ogradient.mapping import over_particles
+from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position, first_of
 from ogradient.status import Status, warn
@@ -64,4 +64,4 @@ def check_digits(problem: Problem, positions: Position) -> None:
 
 @jax.jit
 def _logdensities(problem: Problem, positions: Position) -> Array:
-    return over_particles(problem.logdensity, positions, problem.draws_together)
+    return over_particles(problem.logdensity, positions, draws_together(problem))

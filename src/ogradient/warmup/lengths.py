@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from ogradient.geometry import frame_at, project, row_lengths
-from ogradient.mapping import over_particles
+from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 
@@ -31,7 +31,7 @@ def _lengths_and_drifts(problem: Problem, positions: Position) -> tuple[Array, A
         x, drift = problem.flatten(position)[0], tangent_drift(problem, position)
         return row_lengths(x[None])[0] / math.sqrt(x.size), row_lengths(drift[None])[0]
 
-    return over_particles(look, positions, problem.draws_together)
+    return over_particles(look, positions, draws_together(problem))
 
 
 def tangent_drift(problem: Problem, position: Position) -> Array:
