@@ -91,6 +91,18 @@ class Problem:
             )
 
     @property
+    def functions(self) -> dict[str, Any]:
+        """The functions that the user gave, by the names of their arguments."""
+        if self.data is not None:
+            model = self.data.model
+            given = (model.logprior_fn, model.loglikelihood_fn, model.joint_fn, model.augment)
+            named = dict(zip(("logprior_fn", "loglikelihood_fn", "joint_fn", "augment"), given, strict=True))
+            named |= {"equality": model.equalities, "inequality": model.inequalities}
+        else:
+            named = {"logdensity_fn": self.logdensity_fn, "equality": self.equality, "inequality": self.inequality}
+        return {name: value for name, value in named.items() if value is not None and value != ()}
+
+    @property
     def constrained(self) -> bool:
         """Whether any equality or inequality was given."""
         return self.equality is not None or self.inequality is not None

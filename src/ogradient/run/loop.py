@@ -32,6 +32,7 @@ from ogradient.keys import split_step
 from ogradient.pace import Pace
 from ogradient.problem import Problem
 from ogradient.problem.feed import Feed
+from ogradient.problem.fingerprint import fingerprint
 from ogradient.run.sink import Memory
 from ogradient.samplers.base import (
     Kernel,
@@ -84,6 +85,7 @@ class Run:
             "key": np.asarray(jax.random.key_data(key)).tolist(),
             "measure": problem.measure,
             "data": None if problem.data is None else problem.data.describe(),
+            "functions": {name: fingerprint(function) for name, function in problem.functions.items()},
             "num_warmup": warmup,
             "thinning": thinning,
         }
@@ -192,7 +194,7 @@ class Run:
             "num_steps": done,
             "seconds": round(seconds, 3),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {"ogradient": __version__, "jax": jax.__version__, "python": platform.python_version()},
+            "versions": versions(),
             "device": jax.devices()[0].device_kind,
         }
         state = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_chains], states)
@@ -203,6 +205,11 @@ class Run:
         row = row_shapes(*self._fixed(), self.key, states)
         row["stats"].pop("steering", None)
         return jax.tree.map(lambda leaf: np.zeros((self.num_chains, 0, *leaf.shape[1:]), leaf.dtype), row)
+
+
+def versions() -> dict[str, str]:
+    """What a run is made with."""
+    return {"ogradient": __version__, "jax": jax.__version__, "python": platform.python_version()}
 
 
 def _progress_bar(total: int, done: int, label: str, show: bool) -> Any:

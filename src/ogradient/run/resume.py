@@ -11,9 +11,12 @@ from jax import Array
 
 from ogradient.mapping import over_draws
 from ogradient.problem import Problem
+from ogradient.problem.fingerprint import fingerprint
 from ogradient.problem.functions import Position
+from ogradient.run.loop import versions
 from ogradient.samplers import SAMPLERS
 from ogradient.samplers.base import SamplingAlgorithm, kernel_of, plain_settings
+from ogradient.status import warn
 from ogradient.trace import Trace, in_order_of
 
 
@@ -58,6 +61,7 @@ def continue_run(
             f"resume continues a run on the data {before}; the problem given has {data}. To go on with other data, start a "
             "run from the last positions instead."
         )
+    _warn_if_other(past, problem)
     draws = resume.position if positions is None else in_order_of(resume, positions)
     leaves, structure = jax.tree.leaves(resume.state), jax.tree.structure(draws)
     if resume.num_draws:
@@ -76,6 +80,28 @@ def continue_run(
             "(jax_enable_x64 must be as it was.)"
         )
     return algorithm, jax.tree.unflatten(jax.tree.structure(wanted), found), past["num_warmup"], past["num_steps"]
+
+
+def _warn_if_other(past: dict[str, Any], problem: Problem) -> None:
+    """Say what differs from the run that is continued, where the draws may still be of the same law."""
+    then, now = past.get("versions", {}), versions()
+    changed = [
+        f"{name} {then[name]} (now {now[name]})"
+        for name in ("ogradient", "jax")
+        if then.get(name, now[name]) != now[name]
+    ]
+    if changed:
+        warn(f"resume continues a run made with {', '.join(changed)}: its draws may round otherwise from here on.")
+    minor = lambda version: version.get("python", "").split(".")[:2]
+    if "functions" not in past or minor(then) != minor(now):  # compiled code is another in another Python
+        return
+    functions = {name: fingerprint(function) for name, function in problem.functions.items()}
+    rewritten = [name for name in past["functions"] if functions.get(name) != past["functions"][name]]
+    if rewritten:
+        warn(
+            f"resume continues a run with other code in {', '.join(rewritten)}. If the log density is another, the draws before "
+            "and after are of two laws: start a run from the last positions instead."
+        )
 
 
 def algorithm_of(trace: Trace, problem: Problem) -> SamplingAlgorithm:
