@@ -93,13 +93,13 @@ class Problem:
     @property
     def functions(self) -> dict[str, Any]:
         """The functions that the user gave, by the names of their arguments."""
-        if self.data is not None:
-            model = self.data.model
-            given = (model.logprior_fn, model.loglikelihood_fn, model.joint_fn, model.augment)
-            named = dict(zip(("logprior_fn", "loglikelihood_fn", "joint_fn", "augment"), given, strict=True))
-            named |= {"equality": model.equalities, "inequality": model.inequalities}
+        named: dict[str, Any] = {kind: getattr(self, kind) for kind in KINDS}
+        if self.data is None:
+            named["logdensity_fn"] = self.logdensity_fn
         else:
-            named = {"logdensity_fn": self.logdensity_fn, "equality": self.equality, "inequality": self.inequality}
+            model = self.data.model
+            named = {name: getattr(model, name) for name in ("logprior_fn", "loglikelihood_fn", "joint_fn", "augment")}
+            named |= {"equality": model.equalities, "inequality": model.inequalities}
         return {name: value for name, value in named.items() if value is not None and value != ()}
 
     @property
