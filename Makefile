@@ -25,7 +25,7 @@ test: install
 	$(PYTEST) -m "not slow"
 
 unit: install
-	$(PYTEST) -m "not slow" tests/unit tests/contract --ignore tests/unit/test_documentation.py
+	$(PYTEST) -m "not slow" tests/unit tests/contract
 
 laws: install
 	$(PYTEST) -m "not slow" tests/statistical tests/property tests/interop

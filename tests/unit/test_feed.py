@@ -96,8 +96,28 @@ def test_a_batch_that_cannot_be_used_before_any_draw_was_kept(change, step):
     assert caught.value.trace.num_draws == 0
 
 
-@pytest.mark.parametrize(("lot", "chunk_size"), [(1, None), (5, None), (5, 3), (64, 1), (64, 7)])
-def test_neither_lots_nor_chunks_change_draws_or_calls(lot, chunk_size, monkeypatch):
+LIMITS = {  # of what is fetched or kept together
+    "one": {"problem.feed.FEED_STEPS": 1},
+    "five": {"problem.feed.FEED_STEPS": 5},
+    "few bytes": {"problem.feed.FEED_BYTES": 1},
+    "large draws": {"chunk.CHUNK_BYTES": 200},  # of which only a few fit into the buffer of a chunk
+    "as it is": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("limits", "chunk_size"),
+    [
+        ("one", None),
+        ("five", None),
+        ("five", 3),
+        ("few bytes", None),
+        ("large draws", None),
+        ("as it is", 1),
+        ("as it is", 7),
+    ],
+)
+def test_neither_lots_nor_chunks_change_draws_or_calls(limits, chunk_size, monkeypatch):
     calls, threads = [], set()
 
     def batch_fn(step):
@@ -105,11 +125,23 @@ def test_neither_lots_nor_chunks_change_draws_or_calls(lot, chunk_size, monkeypa
         threads.add(threading.current_thread().name)
         return fetch(step)
 
-    whole = run(num_samples=30)
-    monkeypatch.setattr("ogradient.problem.feed.FEED_STEPS", lot)
-    np.testing.assert_array_equal(run(batch_fn, num_samples=30, chunk_size=chunk_size)["x"], whole["x"])
-    assert calls == list(range(30))
+    whole = run(num_samples=80)
+    for name, value in LIMITS[limits].items():
+        monkeypatch.setattr(f"ogradient.{name}", value)
+    np.testing.assert_array_equal(run(batch_fn, num_samples=80, chunk_size=chunk_size)["x"], whole["x"])
+    assert calls == list(range(80))
     assert threads == {"ogradient-feed_0"}
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_no_batch_is_made_but_for_the_steps_of_the_run(chunk_size):
+    calls = []
+    batch_fn = lambda step: (calls.append(step), fetch(step))[1]
+    part = run(batch_fn, num_warmup=5, num_samples=40, thinning=2, chunk_size=chunk_size)
+    assert set(calls) == set(range(85))
+    calls.clear()
+    run(batch_fn, None, num_samples=3, thinning=2, resume=part, chunk_size=chunk_size)
+    assert set(calls) == set(range(85, 91))
 
 
 def test_batch_fn_may_fill_the_same_array_again_and_again():
