@@ -41,6 +41,16 @@ class Interrupts:
         finally:
             self._open = False
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A part of what is allowed that must not be broken off: Ctrl-C raises at its end."""
+        was, self._open = self._open, False
+        try:
+            yield
+        finally:
+            self._open = was
+        self._raise()
+
     def _note(self, *_: Any) -> None:
         self.waiting += 1
         self._raise()

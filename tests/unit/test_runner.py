@@ -140,7 +140,8 @@ def test_stored_constraint_values_are_those_of_the_draws():
     trace = run()
     values = trace.apply(PROBLEM.equality_value)
     np.testing.assert_allclose(trace.sample_stats["equality"], values, atol=1e-5)
-    assert set(trace.sample_stats) == {"equality", "status"}
+    assert set(trace.sample_stats) == {"lp", "equality", "status"}
+    np.testing.assert_allclose(trace.sample_stats["lp"], trace.apply(PROBLEM.logdensity), rtol=1e-4, atol=1e-5)
 
 
 def explosive(**arguments):

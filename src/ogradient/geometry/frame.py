@@ -23,6 +23,24 @@ class Frame(NamedTuple):
     deficient: Array  # bool: the rows are dependent, or one vanishes
 
 
+class Local(NamedTuple):
+    """What a step needs to know at a point: log π, its gradient, and the frame of the constraint."""
+
+    logdensity: Array
+    score: Array  # ∇log π, (d,)
+    frame: Frame
+
+
+def evaluate(logdensity: Callable[[Array], Array], constraint: ConstraintFn, x: Array) -> Local:
+    """Log π, ∇log π, g and J at x: one forward pass, one backward pass for log π and one for each row of g.
+
+    All samplers on a constraint come through here. Where log π and g call one function, such as the user's `joint_fn`, the
+    compiler finds their forward passes equal and computes one.
+    """
+    value, score = jax.value_and_grad(logdensity)(x)
+    return Local(value, score, frame_at(constraint, x))
+
+
 def frame_at(constraint: ConstraintFn, x: Array) -> Frame:
     """Evaluate g and J at x (one forward and m backward passes) and factor G = J Jᵀ.
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -22,12 +23,15 @@ from ogradient.chunk import (
     MOST_STEPS,
     arguments_of,
     capacity_of,
+    large,
     row_shapes,
     rows_before,
     run_chunk,
+    run_chunk_in_place,
     steps_to_row_end,
     with_companion,
 )
+from ogradient.interrupts import Interrupts
 from ogradient.keys import split_step
 from ogradient.pace import Pace
 from ogradient.problem import Problem
@@ -92,6 +96,9 @@ class Run:
         # XLA may round a batch of one differently from a larger one: a lone chain gets a silent companion. An ensemble
         # is a batch already.
         states = with_companion(states) if self.num_chains == 1 and not self.kernel.ensemble else states
+        # Memory that is given away must be the run's own: not the user's starts, nor NumPy's.
+        self.in_place = large(states)
+        states = jax.tree.map(jnp.copy, states) if self.in_place else states
         self.parameters, self.pace = arguments_of(self.kernel, parameters_of(algorithm), states.position)
         self.feed = None if problem.batch_fn is None else Feed(problem)
         self.failure: BaseException | None = None
@@ -109,8 +116,13 @@ class Run:
         """Statuses of the steps of this call, (chain, status)."""
         return self.progress.counts
 
-    def advance(self, total: int, chunk_size: int | None, progress: bool, *, stop_when_bad: bool) -> None:
-        """Run to absolute step `total`; whatever is raised on the way, all chunks before it are kept."""
+    def advance(
+        self, total: int, chunk_size: int | None, progress: bool, interrupts: Interrupts, *, stop_when_bad: bool
+    ) -> None:
+        """Run to absolute step `total`; whatever is raised on the way, all chunks before it are kept.
+
+        Ctrl-C waits for the end of a chunk.
+        """
         name, step_size = self.kernel.name, self.step_size
         label = name if step_size is None or callable(step_size) else f"{name}({step_size:.3g})"
         with _progress_bar(total, self.done, label, progress) as bar:
@@ -118,7 +130,8 @@ class Run:
             capacity = capacity_of(*self._fixed(), self.key, self.progress.states)
             if self.feed is not None:
                 self.feed.start(self.done, total)
-            self._chunk(0, capacity)  # no step yet: it only compiles
+            with interrupts.held():
+                self._chunk(0, capacity)  # no step yet: it only compiles
             length = chunk_size or (32 if self.feed is None else self.feed.length)
             while self.done < total:
                 longest = max(self.warmup - self.done, 0) + (capacity - 1) * self.thinning
@@ -127,7 +140,8 @@ class Run:
                 if self.feed is not None:
                     steps = min(steps, self.feed.left(self.done))
                 started = time.perf_counter()
-                largest = self._chunk(steps, capacity)
+                with interrupts.held():
+                    largest = self._chunk(steps, capacity)
                 if chunk_size is None and self.feed is None:
                     per_step = (time.perf_counter() - started) / steps
                     length = max(1, min(int(CHUNK_SECONDS / per_step), 8 * length))
@@ -157,7 +171,8 @@ class Run:
             batches = np.int32(done - first), lot
         problem, kernel, parameters, pace = self._fixed()
         arguments = (parameters, pace, key, states, begin, *scalars, batches)
-        states, rows, more, _ = run_chunk(problem, kernel, capacity, *arguments)
+        compiled = run_chunk_in_place if self.in_place else run_chunk
+        states, rows, more, _ = compiled(problem, kernel, capacity, *arguments)
         kept = rows_before(done + steps, self.warmup, self.thinning) - rows_before(done, self.warmup, self.thinning)
         counts = counts + np.asarray(more)[: self.num_chains]
         jax.block_until_ready(states)
@@ -168,7 +183,7 @@ class Run:
             self.sink.append(rows)
             value = rows["stats"].get("equality")
             largest = None if value is None or value.size == 0 else float(np.abs(value).max())
-        # One assignment: an interrupt finds the whole chunk, or nothing of it.
+        # One assignment: what ends a chunk midway finds all of it, or nothing.
         self.progress = Progress(states, done + steps, counts, pieces + bool(kept))
         return largest
 
@@ -197,7 +212,10 @@ class Run:
             "versions": versions(),
             "device": jax.devices()[0].device_kind,
         }
-        state = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_chains], states)
+        state = None
+        # An error in a chunk that computes in place takes the states with it; the draws are on the host.
+        if not any(leaf.is_deleted() for leaf in jax.tree.leaves(states)):
+            state = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_chains], states)
         return Trace(draws["position"], draws["stats"], counts, provenance, state, self.problem)
 
     def _nothing(self, states: Any) -> Any:

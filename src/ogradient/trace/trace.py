@@ -169,7 +169,7 @@ class Trace:
         dims = {}
         for group, arrays in (("posterior", variables), ("sample_stats", stats)):
             for name, array in arrays.items():
-                particles = self.ensemble and (group == "posterior" or name in ("equality", "inequality"))
+                particles = self.ensemble and (group == "posterior" or name in ("lp", "equality", "inequality"))
                 axes = range(array.ndim - (3 if particles else 2))
                 dims[name] = ["particle"] * particles + [_dimension(f"{name}_dim_{i}", arrays) for i in axes]
         with warnings.catch_warnings():
