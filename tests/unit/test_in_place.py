@@ -7,7 +7,7 @@ import pytest
 
 import ogradient as og
 from ogradient import chunk
-from ogradient.run import loop
+from ogradient.run import placement
 
 PROBLEM = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: jnp.sum(x**2) - 1)
 ALGORITHM = og.o_langevin(PROBLEM, 0.01)
@@ -50,7 +50,7 @@ def test_the_memory_of_the_states_is_used_again():
 
 
 def test_an_error_inside_a_chunk_keeps_the_draws_and_says_that_the_states_are_gone(in_place, monkeypatch, tmp_path):
-    compiled, whole = loop.run_chunk_in_place, run(STARTS)
+    compiled, whole = placement.run_chunk_in_place, run(STARTS)
 
     def failing(*arguments):
         result = compiled(*arguments)
@@ -58,7 +58,7 @@ def test_an_error_inside_a_chunk_keeps_the_draws_and_says_that_the_states_are_go
             raise MemoryError("none left")
         return result
 
-    monkeypatch.setattr(loop, "run_chunk_in_place", failing)
+    monkeypatch.setattr(placement, "run_chunk_in_place", failing)
     with pytest.raises(og.SamplingError, match=r"none left. Stopped after step 8; the draws so far are in") as error:
         run(STARTS, chunk_size=4)
     assert "resume" not in str(error.value)

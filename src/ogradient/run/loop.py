@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -23,13 +22,9 @@ from ogradient.chunk import (
     MOST_STEPS,
     arguments_of,
     capacity_of,
-    large,
     row_shapes,
     rows_before,
-    run_chunk,
-    run_chunk_in_place,
     steps_to_row_end,
-    with_companion,
 )
 from ogradient.interrupts import Interrupts
 from ogradient.keys import split_step
@@ -37,6 +32,8 @@ from ogradient.pace import Pace
 from ogradient.problem import Problem
 from ogradient.problem.feed import Feed
 from ogradient.problem.fingerprint import fingerprint
+from ogradient.run.placement import Placement
+from ogradient.run.progress import ProgressBar
 from ogradient.run.sink import Memory
 from ogradient.samplers.base import (
     Kernel,
@@ -78,7 +75,6 @@ class Run:
         self.problem, self.kernel, self.key = problem, kernel_of(algorithm), key
         self.warmup, self.thinning = warmup, thinning
         self.step_size = settings_of(algorithm).get("step_size")
-        self.num_chains = jax.tree.leaves(states)[0].shape[0]
         # Before the run: what a setting or the data cannot say of themselves is noticed while there is nothing to lose.
         self.about = {
             "algorithm": self.kernel.name,
@@ -93,18 +89,19 @@ class Run:
             "num_warmup": warmup,
             "thinning": thinning,
         }
-        # XLA may round a batch of one differently from a larger one: a lone chain gets a silent companion. An ensemble
-        # is a batch already.
-        states = with_companion(states) if self.num_chains == 1 and not self.kernel.ensemble else states
-        # Memory that is given away must be the run's own: not the user's starts, nor NumPy's.
-        self.in_place = large(states)
-        states = jax.tree.map(jnp.copy, states) if self.in_place else states
+        self.placement = Placement(states, ensemble=self.kernel.ensemble)
+        states = self.placement.states
         self.parameters, self.pace = arguments_of(self.kernel, parameters_of(algorithm), states.position)
         self.feed = None if problem.batch_fn is None else Feed(problem)
         self.failure: BaseException | None = None
         self.tuned = False
         self.sink = Memory()
         self.progress = Progress(states, done, np.zeros((self.num_chains, len(Status)), np.int64), 0)
+
+    @property
+    def num_chains(self) -> int:
+        """How many chains the user gave."""
+        return self.placement.num_chains
 
     @property
     def done(self) -> int:
@@ -123,10 +120,7 @@ class Run:
 
         Ctrl-C waits for the end of a chunk.
         """
-        name, step_size = self.kernel.name, self.step_size
-        label = name if step_size is None or callable(step_size) else f"{name}({step_size:.3g})"
-        with _progress_bar(total, self.done, label, progress) as bar:
-            bar.set_postfix_str("compiling")
+        with ProgressBar(total, self.done, self.kernel.name, self.step_size, show=progress) as bar:
             capacity = capacity_of(*self._fixed(), self.key, self.progress.states)
             if self.feed is not None:
                 self.feed.start(self.done, total)
@@ -146,12 +140,7 @@ class Run:
                     per_step = (time.perf_counter() - started) / steps
                     length = max(1, min(int(CHUNK_SECONDS / per_step), 8 * length))
                 bad = int(self.counts[:, Status.NON_FINITE].sum())
-                bar.set_postfix_str(
-                    ("warm-up" if self.done < self.warmup else "sampling")
-                    + ("" if largest is None else f", max |g| {largest:.2g}")
-                    + (f", {bad} non-finite" if bad else "")
-                )
-                bar.update(steps)
+                bar.update(steps, warmup=self.done < self.warmup, largest=largest, non_finite=bad)
                 if bad and stop_when_bad:
                     return
 
@@ -171,15 +160,14 @@ class Run:
             batches = np.int32(done - first), lot
         problem, kernel, parameters, pace = self._fixed()
         arguments = (parameters, pace, key, states, begin, *scalars, batches)
-        compiled = run_chunk_in_place if self.in_place else run_chunk
-        states, rows, more, _ = compiled(problem, kernel, capacity, *arguments)
+        states, rows, more, _ = self.placement.run_chunk(problem, kernel, capacity, *arguments)
         kept = rows_before(done + steps, self.warmup, self.thinning) - rows_before(done, self.warmup, self.thinning)
-        counts = counts + np.asarray(more)[: self.num_chains]
+        counts = counts + self.placement.chains(more)
         jax.block_until_ready(states)
         largest = None
         if kept:
             rows["stats"].pop("steering", None)
-            rows = jax.tree.map(lambda leaf: np.asarray(leaf)[:kept, : self.num_chains].copy(), rows)
+            rows = self.placement.rows(rows, kept)
             self.sink.append(rows)
             value = rows["stats"].get("equality")
             largest = None if value is None or value.size == 0 else float(np.abs(value).max())
@@ -212,10 +200,7 @@ class Run:
             "versions": versions(),
             "device": jax.devices()[0].device_kind,
         }
-        state = None
-        # An error in a chunk that computes in place takes the states with it; the draws are on the host.
-        if not any(leaf.is_deleted() for leaf in jax.tree.leaves(states)):
-            state = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_chains], states)
+        state = self.placement.chains(states)
         return Trace(draws["position"], draws["stats"], counts, provenance, state, self.problem)
 
     def _nothing(self, states: Any) -> Any:
@@ -228,9 +213,3 @@ class Run:
 def versions() -> dict[str, str]:
     """What a run is made with."""
     return {"ogradient": __version__, "jax": jax.__version__, "python": platform.python_version()}
-
-
-def _progress_bar(total: int, done: int, label: str, show: bool) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, initial=done, desc=label, unit="step", disable=not show, delay=1.0, leave=False)
