@@ -100,7 +100,7 @@ def squared_distances(point: Array, points: Array) -> Array:
 
 
 def median_bandwidth(particles: Array) -> Array:
-    """h = median over pairs of ‖x_i − x_j‖² / log n; 0 if more than half of the pairs coincide.
+    """H = median over pairs of ‖x_i − x_j‖² / log n; 0 if more than half of the pairs coincide.
 
     No sort: the median of non-negative numbers is found by bisection on their bit patterns, one counting pass per bit.
     Of more than `MEDIAN_PARTICLES` particles, evenly spaced ones are taken.

@@ -130,7 +130,7 @@ def dirichlet(dim: int = 20) -> KnownProblem:
 
 
 def cone(measure: Measure = "conditional") -> KnownProblem:
-    """g = x² + y² − z² with 0 < z < 1, flat log π: ∇g vanishes at the vertex, which the conditional law does not avoid.
+    """G = x² + y² − z² with 0 < z < 1, flat log π: ∇g vanishes at the vertex, which the conditional law does not avoid.
 
     Exact kernels keep the law, but refuse nearly every move beside the vertex: some chains stay there for long.
     """

@@ -43,7 +43,7 @@ def _cubic_hausdorff(key: Array, n: int) -> Array:
 
 
 def ellipse(measure: Measure = "conditional") -> KnownProblem:
-    """g = ½(x²/9 + y² − 1), flat log π: the smallest problem on which the two measures differ."""
+    """G = ½(x²/9 + y² − 1), flat log π: the smallest problem on which the two measures differ."""
     horizontal, vertical = (4.5, 0.5) if measure == "conditional" else (3.476396, 0.613734)
 
     def exact(key: Array, n: int) -> Array:
