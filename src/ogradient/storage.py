@@ -34,12 +34,12 @@ def beside(path: Path, what: str) -> Path:
     return path.with_name(f".{path.name}.{what}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file beside its name and rename it: a reader sees the old one or the new one, never half of one."""
     partial = beside(path, "partial")
     try:
         with open(partial, "wb") as file:
-            file.write(content)
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
