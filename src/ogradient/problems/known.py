@@ -37,7 +37,7 @@ class KnownProblem:
 
 
 def unsuitable_in(directions: int) -> dict[str, str]:
-    """What a problem with so many free directions does not suit, and why."""
+    """Samplers that cannot do a problem with so many free directions, and why."""
     why = "so many free directions need more particles than usual: SVGD loses variance"
     return {"o_svgd": why} if directions > FREE_DIRECTIONS else {}
 
