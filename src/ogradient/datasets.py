@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ADULT_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
-ADULT_SHA256 = {  # of the uncompressed files
+# Of the uncompressed files.
+ADULT_SHA256 = {
     "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
     "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
 }
@@ -48,7 +49,8 @@ LENDING_CATEGORIES = ["grade", "emp_length", "term", "home_ownership", "verifica
 LENDING_AMOUNTS = ["loan_amnt", "installment", "annual_inc", "revol_bal"]  # skewed, so their logarithm is used
 LENDING_NUMBERS = [*LENDING_AMOUNTS, "int_rate", "dti", "delinq_2yrs", "inq_last_6mths", "mths_since_last_delinq"]
 LENDING_NUMBERS += ["mths_since_last_record", "open_acc", "pub_rec", "revol_util", "total_acc", "pub_rec_bankruptcies"]
-LENDING_EVENTS = {"mths_since_last_delinq": "delinq_2yrs", "mths_since_last_record": "pub_rec"}  # months since, count
+# The column of months since an event, and the column that counts the events.
+LENDING_EVENTS = {"mths_since_last_delinq": "delinq_2yrs", "mths_since_last_record": "pub_rec"}
 GRADES = list("ABCDEFG")
 EMPLOYMENT = ["n/a", "< 1 year", "1 year", *(f"{years} years" for years in range(2, 10)), "10+ years"]
 RULES = {
@@ -269,7 +271,8 @@ def _download(name: str, progress: bool) -> Path:
     try:
         cache = pooch.os_cache("ogradient")
         return Path(pooch.retrieve(url, f"sha256:{ADULT_SHA256[name]}", fname=name, path=cache, progressbar=progress))
-    except (OSError, ValueError) as error:  # pooch: no network, no writable cache; or a wrong checksum
+    except (OSError, ValueError) as error:
+        # OSError: no network, or no cache that can be written. ValueError: a wrong checksum.
         reason = str(error) if isinstance(error, ValueError) else error.strerror or type(error).__name__
         raise OSError(f"{url} could not be downloaded ({reason}). {ADULT_REMEDY}") from None
 

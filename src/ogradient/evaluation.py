@@ -193,7 +193,8 @@ def _metrics(
     if s is not None:
         odds = [np.abs(rate((y == value) & (s == 0)) - rate((y == value) & (s == 1))) for value in (0, 1)]
         metrics["cv_score"] = np.abs(rate(s == 0) - rate(s == 1))
-        metrics["equalized_odds_difference"] = np.maximum(*odds)  # NaN stays NaN
+        # In a maximum NaN stays NaN.
+        metrics["equalized_odds_difference"] = np.maximum(*odds)
         metrics["covariance"] = _dot(p, s - s.mean()) / rows
     if rule is not None:
         broken = [rate(rule == 1), 1 - rate(rule == 2)]

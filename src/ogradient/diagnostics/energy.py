@@ -41,20 +41,19 @@ def energy_distance_to(reference: Any, *, unbiased: bool = False) -> Callable[[A
     >>> distance(np.zeros((4, 2))), distance(np.array([[3.0, 4.0]]))
     (10.0, 0.0)
     """
-
-    def within(sample: np.ndarray) -> float:
-        n = len(sample)
-        if unbiased and n < 2:
-            raise ValueError("unbiased=True needs at least two draws of each law.")
-        return _total_distance(sample, sample) / (n * (n - 1) if unbiased else n * n)
-
     w = as_draws("second", reference)
-    within_w = within(w)
+    pairs = lambda n: n * (n - 1) if unbiased else n * n
+    if unbiased and len(w) < 2:
+        raise ValueError("unbiased=True needs at least two draws of each law.")
+    within_w = _total_distance(w, w) / pairs(len(w))
 
     def distance(draws: Any) -> float:
         z = as_draws("first", draws)
-        check_dimensions(z, w)
-        return 2 * _total_distance(z, w) / (len(z) * len(w)) - within(z) - within_w
+        if z.shape[1] != w.shape[1]:
+            raise ValueError(f"the two samples must have the same dimension; got {z.shape[1]} and {w.shape[1]}.")
+        if unbiased and len(z) < 2:
+            raise ValueError("unbiased=True needs at least two draws of each law.")
+        return 2 * _total_distance(z, w) / (len(z) * len(w)) - _total_distance(z, z) / pairs(len(z)) - within_w
 
     return distance
 
@@ -68,12 +67,6 @@ def as_draws(name: str, value: Any) -> np.ndarray:
     if not np.isfinite(draws).all():
         raise ValueError(f"{name} has draws that are not finite; remove them first.")
     return draws.astype(jnp.result_type(float))
-
-
-def check_dimensions(z: np.ndarray, w: np.ndarray) -> None:
-    """Refuse samples (n, d) and (k, d) that differ in d."""
-    if z.shape[1] != w.shape[1]:
-        raise ValueError(f"the two samples must have the same dimension; got {z.shape[1]} and {w.shape[1]}.")
 
 
 def _total_distance(z: np.ndarray, w: np.ndarray) -> float:

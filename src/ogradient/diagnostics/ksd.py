@@ -25,7 +25,7 @@ from ogradient.geometry import Frame, random_signs, stein_drift
 from ogradient.geometry.boundary import boundary_weight
 from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
-from ogradient.problem.functions import Position
+from ogradient.problem.functions import Position, first_of
 from ogradient.stein import RKHSKernel, imq, median_bandwidth, rbf, squared_distances
 
 WIDE = (1.0, 10.0)  # bandwidths of the wide kernels, in median squared distances
@@ -89,7 +89,7 @@ def orthogonal_ksd(
         raise ValueError(f"orthogonal_ksd needs at least two draws; got {n}.")
     labels = _labels(groups, n, statistic, flip_probability)
     problem.check_whole()
-    problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
+    problem.check(first_of(draws))
     together = min(draws_together(problem) or block_size, n)
     x, drift, frames = _geometry(problem, draws, together, jax.random.key(seed + 1))
     if not bool(jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(drift))):
@@ -191,7 +191,7 @@ def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) ->
 @partial(jax.jit, static_argnums=4)
 def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_size: int) -> tuple[Array, Array]:
     """The boundary weights b (n,) of all draws, and D∇b (n, d)."""
-    unravel = problem.flatten(jax.tree.map(lambda leaf: leaf[0], draws))[3]
+    unravel = problem.flatten(first_of(draws))[3]
     x = jax.vmap(lambda position: problem.flatten(position)[0])(draws)
     return boundary_weight(lambda x: problem.inequality_value(unravel(x)), frames, x, h, block_size)
 

@@ -125,30 +125,27 @@ def worst_mixing(
     flat = [value.reshape(*value.shape[:2], -1) for value in variables.values()]
     ends = np.cumsum([value.shape[2] for value in flat])
     axes = {"chain_axis": 0, "draw_axis": 1}
-    rhats, sizes = np.full(chosen.size, np.nan), np.full(chosen.size, np.nan)
 
     def scalar(index: int) -> np.ndarray:
+        # In its leaf a scalar is counted from the end.
         leaf = int(np.searchsorted(ends, index, side="right"))
-        return np.asarray(flat[leaf][..., index - ends[leaf]], np.float64)  # counted from the end of its leaf
+        return np.asarray(flat[leaf][..., index - ends[leaf]], np.float64)
 
-    for i, index in enumerate(chosen):
-        draws = scalar(int(index))
-        rhats[i] = array_stats.rhat(draws, **axes, method="rank")
-        sizes[i] = array_stats.ess(draws, **axes, method="bulk")
+    rhats: np.ndarray = np.array([array_stats.rhat(scalar(i), **axes, method="rank") for i in chosen], np.float64)
+    sizes: np.ndarray = np.array([array_stats.ess(scalar(i), **axes, method="bulk") for i in chosen], np.float64)
     if not np.isfinite(rhats).any():
         return None
     high, low = int(np.nanargmax(rhats)), int(np.nanargmin(sizes))
-    doubtful = [scalar(int(i)) for i in chosen[rhats > RHAT_LIMIT]]
-    by_chance = rhats[high] <= RHAT_BAD and all(_differ_by_chance(draws) for draws in doubtful)
+    by_chance = rhats[high] <= RHAT_BAD and all(_differ_by_chance(scalar(i)) for i in chosen[rhats > RHAT_LIMIT])
     return Mixing(float(rhats[high]), int(chosen[high]), float(sizes[low]), int(chosen[low]), by_chance)
 
 
 def _differ_by_chance(draws: np.ndarray) -> bool:
     """Whether the halves of chains (chain, draw) differ no more than pieces within them say they should.
 
-    R-hat of chains that agree is about 1 + chains/ESS: with many chains it passes 1.01 though the ESS is large enough. The means
-    of halves should vary by the variance of the means of their four pieces, over four, and no chain be five standard errors from
-    the others. Ranks, of x and of |x − median|.
+    R-hat of chains that agree is about 1 + chains/ESS: with many chains it passes 1.01 though the ESS is large enough. Looked at
+    are the ranks of x and of |x − median|. The means of halves should vary by the variance of the means of their four pieces,
+    over four. No chain should be five standard errors from the others.
     """
     chains, n = draws.shape
     length = n // PIECES

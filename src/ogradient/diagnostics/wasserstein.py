@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ogradient.diagnostics.energy import as_draws, check_dimensions
+from ogradient.diagnostics.energy import as_draws
 
 
 def sliced_wasserstein(first: Any, second: Any, *, p: float = 2.0, num_projections: int = 200, seed: int = 0) -> float:
@@ -20,7 +20,8 @@ def sliced_wasserstein(first: Any, second: Any, *, p: float = 2.0, num_projectio
     3.0
     """
     z, w = as_draws("first", first).astype(np.float64), as_draws("second", second).astype(np.float64)
-    check_dimensions(z, w)
+    if z.shape[1] != w.shape[1]:
+        raise ValueError(f"the two samples must have the same dimension; got {z.shape[1]} and {w.shape[1]}.")
     if not p >= 1 or num_projections < 1:
         raise ValueError(f"p and num_projections must be at least 1; got {p!r} and {num_projections!r}.")
     directions = np.random.default_rng(seed).normal(size=(z.shape[1], num_projections))

@@ -2,8 +2,8 @@
 
 Rule 1: grade G and not employed (n/a or under a year): reject. Rule 2: grade A and long employed (10+ years, the most that the
 table tells): approve. g has one row per rule, the mean cross entropy of the rule's answer over its training rows minus a level:
-a loss is never 0, so a level must be asked for. The paper has one loss over the rows of both rules together; here that
-leaves rule 1, a thirtieth of those rows, broken (`one loss`).
+a loss is never 0, so a level must be asked for. The paper has one loss over the rows of both rules together (`one loss`). Here
+that leaves rule 1 broken, which has a thirtieth of those rows.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def build(
         together: whether both rules are one loss, a mean over the rows of both.
     """
     losses, levels = rule_losses(model, split), jnp.asarray((rule_1, LEVELS[1]))
-    counts = np.asarray(rows_of_rules(split), np.float64)
+    rows = np.asarray(rows_of_rules(split), np.float64)
     repaid = float(split.label.mean())
     weight = np.where(split.label == 1, 0.5 / repaid, 0.5 / (1 - repaid)) if balanced else np.ones_like(split.label)
 
@@ -81,9 +81,10 @@ def build(
         return training.bernoulli(model.logit(position, batch["features"]), batch["label"], batch["weight"])
 
     def equality(position: Position, batch: dict[str, Array]) -> Array:
-        del batch  # the rules have rows of their own
+        # The rules have rows of their own.
+        del batch
         excess = losses(position) - levels
-        return jnp.sum(jnp.asarray(counts / counts.sum()) * excess) if together else excess
+        return jnp.sum(jnp.asarray(rows / rows.sum()) * excess) if together else excess
 
     data = {"features": split.features, "label": split.label, "weight": weight.astype(np.float32)}
     return posterior(training.normal_prior, loglikelihood, data, equality=equality)

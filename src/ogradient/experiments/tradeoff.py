@@ -28,7 +28,7 @@ MODELS = ("logistic", "mlp")
 
 @dataclass(frozen=True)
 class Config(income.Config):
-    """Everything that decides the result: as in the income experiment, of which the end is what counts here."""
+    """Everything that decides the result: as in the income experiment, with few checkpoints, since only the end is shown."""
 
     checkpoints: int = 4
 

@@ -43,7 +43,7 @@ class Classifier(NamedTuple):
 
 
 def mlp(inputs: int, hidden: int = 50, activation: Callable[[Array], Array] = jax.nn.relu) -> Classifier:
-    """Two layers with units in between; with ReLU, the paper's model of incomes."""
+    """A network of two layers, with `hidden` units between them; with ReLU, the paper's model of incomes."""
 
     def start(key: Array) -> Position:
         first, second = jax.random.split(key)
@@ -75,7 +75,7 @@ def bernoulli(logit: Array, label: Array, weight: Array | float = 1.0) -> Array:
 
 
 class Entry(NamedTuple):
-    """One line of a figure: what is sampled, and how."""
+    """One line of a figure: its label, the problem, and the algorithm that samples it."""
 
     label: str
     problem: Problem

@@ -33,10 +33,10 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
     for name in RESERVED & set(leaf_names(positions)):
         why = "which a trace uses for its own axes and numbers"
         raise ValueError(f"a variable cannot be called {name!r}, {why}; rename it.")
-    counts = sorted({array.shape[0] for array in arrays})
-    if len(counts) > 1:
-        raise ValueError(f"the leaves of initial_positions disagree on the number of chains (first axis): {counts}.")
-    if counts == [0]:
+    chains = sorted({array.shape[0] for array in arrays})
+    if len(chains) > 1:
+        raise ValueError(f"the leaves of initial_positions disagree on the number of chains (first axis): {chains}.")
+    if chains == [0]:
         raise ValueError("initial_positions has no chain: its first axis is empty.")
     positions = as_positions(jax.tree.unflatten(structure, arrays))
     _refuse_lone_start(problem, positions)
