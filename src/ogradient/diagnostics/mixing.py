@@ -126,7 +126,7 @@ def worst_mixing(
     ends = np.cumsum([value.shape[2] for value in flat])
     axes = {"chain_axis": 0, "draw_axis": 1}
 
-    def scalar(index: int) -> np.ndarray:
+    def scalar(index: int | np.integer) -> np.ndarray:
         # In its leaf a scalar is counted from the end.
         leaf = int(np.searchsorted(ends, index, side="right"))
         return np.asarray(flat[leaf][..., index - ends[leaf]], np.float64)
