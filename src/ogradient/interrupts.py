@@ -12,9 +12,9 @@ from typing import Any
 class Interrupts:
     """Inside `with Interrupts() as interrupts:` Ctrl-C is held back; inside `interrupts.allowed()` the first one raises.
 
-    After that one, further ones are held back again, so that no `except` or `finally` is broken off. `waiting` counts those
-    that raised nothing yet. Signal handlers belong to the main thread: in others, and where a program has a handler of its
-    own, nothing is changed.
+    After the first, further ones are held back again, so that no `except` or `finally` is broken off. `waiting` is how many
+    were held back and have raised nothing yet. Signal handlers belong to the main thread: in other threads, and where a
+    program has a handler of its own, nothing is changed.
     """
 
     def __init__(self) -> None:

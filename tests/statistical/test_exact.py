@@ -100,7 +100,7 @@ PRESSED, CURVATURE = 100.0, 0.5
 
 
 def layer(pressed=PRESSED):
-    """log π = 100 x₀ − ½(x₁² + x₂²) under x₀ + ¼(x₁² + x₂²) ≤ 0 and x₃ = sin x₁: a layer 0.01 thick along a curved boundary."""
+    """Log π = 100 x₀ − ½(x₁² + x₂²) under x₀ + ¼(x₁² + x₂²) ≤ 0 and x₃ = sin x₁: a layer 0.01 thick along a curved boundary."""
     tangent = lambda x: jnp.sum(x[1:3] ** 2)
     problem = og.Problem(
         lambda x: pressed * x[0] - 0.5 * tangent(x),
