@@ -157,7 +157,7 @@ def mici_torus(starts, num_samples=150):
 
 
 def mici_langevin(starts, step_size=0.3, num_steps=1):
-    """mici's constrained HMC (Langevin: one RATTLE step of 0.3), conditional measure, hand-written derivatives."""
+    """Mici's constrained HMC (Langevin: one RATTLE step of 0.3), conditional measure, hand-written derivatives."""
     import mici
 
     def neg_log_dens(q):

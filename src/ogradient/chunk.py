@@ -25,6 +25,7 @@ from ogradient.status import Status
 
 MOST_STEPS = 2**31 - 1  # of one chunk: devices count with 32 bits
 CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device,
+IN_PLACE_BYTES = 2**26  # states from this size on have no second copy
 # And how many at most. It does not follow num_samples, so that runs of any length share a compilation.
 CHUNK_ROWS = 4096
 
@@ -40,8 +41,7 @@ def with_companion(states: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), states)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def run_chunk(
+def many_steps(
     problem: Problem,
     kernel: Kernel,
     capacity: int,
@@ -82,20 +82,24 @@ def run_chunk(
     return lax.fori_loop(0, steps, body, (states, rows, counts, pace))
 
 
+run_chunk = jax.jit(many_steps, static_argnums=(1, 2))
+# The same with the memory of the states given to their successors: there is one copy of them, and the caller's is gone.
+run_chunk_in_place = jax.jit(many_steps, static_argnums=(1, 2), donate_argnames="states")
+
+
+def large(states: Any) -> bool:
+    """Whether a second copy of the states would be felt."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(states)) >= IN_PLACE_BYTES
+
+
 def row_shapes(
     problem: Problem, kernel: Kernel, parameters: dict[str, Any], pace: Pace | None, key: Array, states: Any
 ) -> dict[str, Any]:
     """Shapes and dtypes of what one kept draw of all chains leaves."""
-    return _one_row.eval_shape(problem, kernel, parameters, pace, key, states)
-
-
-@partial(jax.jit, static_argnums=1)  # never run; what was traced once is found again
-def _one_row(
-    problem: Problem, kernel: Kernel, parameters: dict[str, Any], pace: Pace | None, key: Array, states: Any
-) -> dict[str, Any]:
     if problem.batch_fn is not None and problem.data is not None:
         problem = with_batch(problem, problem.data.rows)
-    return step_and_observe(problem, kernel, parameters, pace, key, states, jnp.uint32(0))[1]
+    arguments = (problem, kernel, parameters, pace, key, states, np.uint32(0), np.bool_(True))
+    return step_and_observe.eval_shape(*arguments)[1]
 
 
 def capacity_of(*arguments: Any) -> int:
@@ -104,6 +108,9 @@ def capacity_of(*arguments: Any) -> int:
     return int(np.clip(CHUNK_BYTES // max(size, 1), 1, CHUNK_ROWS)) + 1
 
 
+# Compiled only as a part of a chunk. Tracing it is most of what Python does for a chunk, and jit remembers the trace: its
+# shapes are asked for first, and the chunk then finds it.
+@partial(jax.jit, static_argnums=1, inline=True)
 def step_and_observe(
     problem: Problem,
     kernel: Kernel,
@@ -112,12 +119,13 @@ def step_and_observe(
     key: Array,
     states: Any,
     t: Array,
-    kept: Array | bool = True,
+    kept: Array,
 ) -> tuple[Any, dict[str, Any], Array, Pace | None]:
     """One step of all chains: states, what a kept draw leaves in the trace, statuses, and the pace.
 
-    A draw leaves its position, its constraint values, and the info's other numbers per chain. Constraint values are
-    computed here, for kept draws only: the compiler then drops the info's own.
+    A draw leaves its position, log π and the constraint values there, and the info's other numbers per chain, under ArviZ's
+    names where it has one. Log π and constraint values are computed here, for kept draws only: the compiler then drops the
+    info's own.
     """
     num_chains = jax.tree.leaves(states)[0].shape[0]
     keys = step_keys(key, num_chains, t)
@@ -143,21 +151,29 @@ def step_and_observe(
     if pace is not None and shorter is not None:
         pace, numbers["steering"] = follow(pace, fields["steering"], shorter)
     status = fields.get("status", jnp.zeros((num_chains,), jnp.int32))
-    stats = _constraint_values(problem, kernel, keys, states.position, kept, together) | numbers
+    if kernel.obeys == "exact":
+        numbers["diverging"] = (status == Status.SOLVER_DIVERGED) | (status == Status.NON_FINITE)
+    stats = _look(problem, kernel, keys, states.position, kept, together) | numbers
     return states, {"position": states.position, "stats": stats}, status, pace
 
 
-def _constraint_values(
-    problem: Problem, kernel: Kernel, keys: Array, positions: Position, kept: Array | bool, together: int | None
+def _look(
+    problem: Problem, kernel: Kernel, keys: Array, positions: Position, kept: Array, together: int | None
 ) -> dict[str, Array]:
-    """Of all chains, on the batch that the step saw; zeros where no draw is kept."""
-    if not problem.constrained:
-        return {}
+    """Log π as `lp`, and the constraint values, of all chains; zeros where no draw is kept.
+
+    Constraints are of the batch that the step saw. Log π of a batch is mostly noise, and is left out.
+    """
 
     def value(argument: tuple[Array, Position]) -> dict[str, Array]:
         key, position = argument
         view = problem.view(key)
-        return (jax.vmap(view.constraint_value) if kernel.ensemble else view.constraint_value)(position)
+
+        def one(position: Position) -> dict[str, Array]:
+            density = {} if problem.stochastic else {"lp": view.logdensity(position)}
+            return density | view.constraint_value(position)
+
+        return (jax.vmap(one) if kernel.ensemble else one)(position)
 
     values = lambda positions: over_particles(value, (keys, positions), together)
     zeros = lambda p: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values, p))

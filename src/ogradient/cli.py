@@ -9,12 +9,12 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import jax
 
@@ -52,8 +52,9 @@ class Experiments(TyperGroup):
         """The command of a row."""
         if cmd_name in EXPERIMENTS:
             return command_of(cmd_name)
+        # Here the message looks for what was meant.
         names: Any = dict.fromkeys(EXPERIMENTS)
-        self.commands = names  # where the message looks for what was meant
+        self.commands = names
         return None
 
 
@@ -62,12 +63,14 @@ app = typer.Typer(
 )
 run_app = typer.Typer(cls=Experiments, no_args_is_help=True, help="Run an experiment and write its folder.")
 app.add_typer(run_app, name="run")
-console = Console(width=None if sys.stdout.isatty() else 120)  # a pipe has no width of its own
+# A pipe has no width of its own.
+console = Console(width=None if sys.stdout.isatty() else 120)
 
 
 def _writable(context: typer.Context, out: Path) -> Path:
     """Refuse, before anything is computed, a folder that the results could not be written to."""
-    place = out / (context.info_name or "")  # where the experiment writes
+    # The experiment writes into the folder of its name, or the nearest one above that is there.
+    place = out / (context.info_name or "")
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     try:
@@ -99,18 +102,14 @@ def list_things(
     what: Annotated[str, typer.Argument(help="samplers, diagnostics, problems, experiments, or all")] = "all",
 ) -> None:
     """What there is: samplers, diagnostics, problems with known answers, experiments."""
-    first_line = lambda function: (function.__doc__ or "").strip().splitlines()[0]
-    tables: dict[str, Mapping[str, str]] = {
-        "samplers": {name: row.help for name, row in SAMPLERS.items()},
-        "diagnostics": {name: row.help for name, row in DIAGNOSTICS.items()},
-        "problems": {name: first_line(function) for name, function in PROBLEMS.items()},
-        "experiments": {name: row.help for name, row in EXPERIMENTS.items()},
-    }
+    tables: dict[str, Mapping[str, Any]] = {"samplers": SAMPLERS, "diagnostics": DIAGNOSTICS}
+    tables |= {"problems": PROBLEMS, "experiments": EXPERIMENTS}
+    help_of = lambda row: row.help if hasattr(row, "help") else (row.__doc__ or "").strip().splitlines()[0]
     if what != "all" and what not in tables:
         raise typer.BadParameter(f"{what!r} is none of {', '.join(tables)}, all.")
-    for title, entries in tables.items():
+    for title, table in tables.items():
         if what in ("all", title):
-            show([{"name": name, "what": text} for name, text in entries.items()], title)
+            show([{"name": name, "what": help_of(row)} for name, row in table.items()], title)
 
 
 @run_app.callback()
@@ -131,7 +130,8 @@ def command_of(name: str) -> Any:
     row, one = EXPERIMENTS[name], typer.Typer(add_completion=False)
     try:
         module = importlib.import_module(row.module)
-    except MissingExtraError as error:  # the command is listed, and says what it lacks
+    except MissingExtraError as error:
+        # The command is listed, and says what it lacks.
         lacking = str(error)
         anything = {"ignore_unknown_options": True, "allow_extra_args": True}
         one.command(name, help=row.help, context_settings=anything)(lambda: _fail(lacking))
@@ -149,7 +149,7 @@ def command_of(name: str) -> Any:
             rows, figure = module.run(config, out, progress=not quiet, **folder)
         console.print()
         show(rows, getattr(config, "title", name))
-        console.print(f"figure: {figure}\nreport: {figure.with_name('report.html')}", soft_wrap=True, highlight=False)
+        _say(f"figure: {figure}\nreport: {figure.with_name('report.html')}")
 
     parameters = list(_parameters(module))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -187,14 +187,13 @@ def show_data(
 
     if name is None:
         for known in DATASETS:
-            console.print(f"{known}: {escape(whereabouts(known, data))}", soft_wrap=True, highlight=False)
+            _say(f"{known}: {escape(whereabouts(known, data))}")
         return
-    _choice("dataset", name, tuple(DATASETS))
+    _chosen("dataset", name, DATASETS)
     with _plain_errors(OSError, ImportError, ValueError):
         dataset = DATASETS[name](data)
-    splits = {"train": dataset.train, "test": dataset.test}
     rows: list[dict[str, Any]] = []
-    for part, split in splits.items():
+    for part, split in (("train", dataset.train), ("test", dataset.test)):
         row: dict[str, Any] = {"part": part, "rows": len(split.label), "features": split.features.shape[1]}
         row["label 1"] = f"{100 * split.label.mean():.1f} %"
         if split.sensitive is not None:
@@ -204,20 +203,26 @@ def show_data(
         rows.append(row)
     show(rows, name)
     for file, facts in dataset.provenance["files"].items():
-        console.print(f"{file}: {facts['rows']:,} rows, sha256 {facts['sha256']}", soft_wrap=True, highlight=False)
+        _say(f"{file}: {facts['rows']:,} rows, sha256 {facts['sha256']}")
+
+
+def _say(text: str) -> None:
+    """A line on the terminal, neither wrapped nor coloured by its content."""
+    console.print(text, soft_wrap=True, highlight=False)
 
 
 @contextmanager
 def _plain_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """What is wrong with the machine, the data or a setting, in one sentence instead of a traceback."""
+    """Turn errors of these kinds into one sentence instead of a traceback: the machine, the data or a setting is wrong."""
     try:
         yield
     except kinds as error:
         _fail(str(error))
 
 
-def _fail(message: str) -> None:
-    console.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
+def _fail(message: str) -> NoReturn:
+    """Say what is wrong, and exit."""
+    _say(f"[bold red]error:[/] {escape(message)}")
     raise typer.Exit(1) from None
 
 
@@ -232,7 +237,7 @@ def bench(only: Annotated[str | None, typer.Argument(help="One benchmark by name
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    names = _choice("benchmark", only, tuple(module.BENCHMARKS))
+    names = _chosen("benchmark", only, module.BENCHMARKS)
     show([row for name in names for row in module.BENCHMARKS[name]()], "speed")
 
 
@@ -241,27 +246,28 @@ def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     cells = [[format_number(value) for value in row.values()] for row in rows]
     for column, texts in zip(rows[0], zip(*cells, strict=True), strict=True):
-        words = isinstance(rows[0][column], str) and not any(character.isdigit() for character in rows[0][column])
-        # Numbers are never cut; where the terminal is narrow, names wrap.
-        width = None if words else max(len(part) for text in texts for part in text.split(" ± "))
-        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right", min_width=width)
+        text = isinstance(rows[0][column], str)
+        # Numbers are never cut. Where the terminal is narrow, words without digits wrap.
+        wraps = text and not any(character.isdigit() for character in rows[0][column])
+        width = None if wraps else max(len(part) for cell in texts for part in cell.split(" ± "))
+        table.add_column(column, justify="left" if text else "right", min_width=width)
     for row in cells:
         table.add_row(*map(escape, row))
     console.print(table, crop=False)
     console.print()
 
 
-def _choice(name: str, given: str | None, allowed: tuple[str, ...]) -> tuple[str, ...]:
+def _chosen(kind: str, given: str | None, allowed: Iterable[str]) -> list[str]:
+    """The name that was given, or all that are allowed."""
     if given is not None and given not in allowed:
-        raise typer.BadParameter(f"{name} {given!r} is none of {', '.join(allowed)}.")
-    return allowed if given is None else (given,)
+        raise typer.BadParameter(f"{kind} {given!r} is none of {', '.join(allowed)}.")
+    return list(allowed) if given is None else [given]
 
 
 def main() -> None:
     """Entry point of the `ogradient` command."""
-    warnings.simplefilter(
-        "ignore", ConvergenceWarning
-    )  # experiments look at short runs, and report R-hat where it matters
+    # Experiments look at short runs, and report R-hat where it matters.
+    warnings.simplefilter("ignore", ConvergenceWarning)
     try:
         app()
     except SamplingError as error:

@@ -18,8 +18,7 @@ def keep_compiled_programs() -> Path | None:
     A place that is already set, by the environment variable JAX_COMPILATION_CACHE_DIR or in the program, stays as it is.
     JAX_ENABLE_COMPILATION_CACHE=false turns the cache off, as always.
     """
-    given: str | None = getattr(jax.config, "jax_compilation_cache_dir", None)
-    if given is not None:
+    if (given := getattr(jax.config, "jax_compilation_cache_dir", None)) is not None:
         return Path(given)
     folder = cache_folder()
     if folder is None or not _writable(folder):
@@ -39,7 +38,8 @@ def _silence_false_alarms() -> None:
     its compiler and no feature of a processor (openxla/xla, issue 44565). The folder is for one kind of processor anyway.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
-        with contextlib.suppress(ImportError, AttributeError):  # a jaxlib that is made otherwise
+        # Another jaxlib may be made otherwise.
+        with contextlib.suppress(ImportError, AttributeError):
             from jaxlib import utils
 
             utils.absl_set_min_log_level(3)
@@ -49,13 +49,15 @@ def cache_folder() -> Path | None:
     """Where the user's compiled programs are: under XDG_CACHE_HOME, or else where the system keeps caches."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        if given.is_absolute():  # a relative one is to be ignored, says its specification
+        # The specification says that a relative one is to be ignored.
+        if given.is_absolute():
             root = given
         elif sys.platform == "win32":
             root = Path(os.environ["LOCALAPPDATA"])
         else:
             root = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    except (KeyError, RuntimeError):  # a user without a home
+    except (KeyError, RuntimeError):
+        # A user without a home.
         return None
     return root / "ogradient" / f"compiled-{_processor()}"
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ADULT_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
-ADULT_SHA256 = {  # of the uncompressed files
+# Of the uncompressed files.
+ADULT_SHA256 = {
     "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
     "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
 }
@@ -48,7 +49,8 @@ LENDING_CATEGORIES = ["grade", "emp_length", "term", "home_ownership", "verifica
 LENDING_AMOUNTS = ["loan_amnt", "installment", "annual_inc", "revol_bal"]  # skewed, so their logarithm is used
 LENDING_NUMBERS = [*LENDING_AMOUNTS, "int_rate", "dti", "delinq_2yrs", "inq_last_6mths", "mths_since_last_delinq"]
 LENDING_NUMBERS += ["mths_since_last_record", "open_acc", "pub_rec", "revol_util", "total_acc", "pub_rec_bankruptcies"]
-LENDING_EVENTS = {"mths_since_last_delinq": "delinq_2yrs", "mths_since_last_record": "pub_rec"}  # months since, count
+# The column of months since an event, and the column that counts the events.
+LENDING_EVENTS = {"mths_since_last_delinq": "delinq_2yrs", "mths_since_last_record": "pub_rec"}
 GRADES = list("ABCDEFG")
 EMPLOYMENT = ["n/a", "< 1 year", "1 year", *(f"{years} years" for years in range(2, 10)), "10+ years"]
 RULES = {
@@ -132,32 +134,28 @@ def adult(
         path = _download(name, progress) if root is None else locate(root, "adult", [name], remedy)
         content, digest = read(path)
         if verify and digest != expected:
-            raise ValueError(
-                f"{path} is not the original {name}: its sha256 is {digest}, expected {expected}. "
-                f"Download it again from {ADULT_URL}{name}."
-            )
+            why = f"its sha256 is {digest}, expected {expected}. Download it again from {ADULT_URL}{name}."
+            raise ValueError(f"{path} is not the original {name}: {why}")
         # The test file opens with a line "|1x3 Cross validator".
         options = {"names": ADULT_COLUMNS, "skipinitialspace": True, "na_values": "?", "comment": "|"}
         table = parse(path, content, remedy, low_memory=False, **options)
         complete = table.dropna()
         refuse_empty(path, len(complete))
-        complete = complete.assign(
-            **{column: as_numbers(path, complete[column].astype(str)) for column in ADULT_NUMBERS}
-        )
+        numbers = {column: as_numbers(path, complete[column].astype(str)) for column in ADULT_NUMBERS}
         files[name] = _record(digest, len(table), len(complete))
-        tables.append(complete)
+        tables.append(complete.assign(**numbers))
     available = len(tables[0])
     if not 1 <= num_train <= available:
-        raise ValueError(
-            f"num_train must lie between 1 and {available}, the complete rows of adult.data; got {num_train!r}."
-        )
+        limits = f"1 and {available}, the complete rows of adult.data"
+        raise ValueError(f"num_train must lie between {limits}; got {num_train!r}.")
     drawn = np.random.default_rng(seed).permutation(available)[:num_train]
-    levels = {column: sorted(set(tables[0][column])) for column in ADULT_CATEGORIES}  # the same for every seed
+    # Those of the whole file, so that they are the same for every seed.
+    levels = {column: sorted(set(tables[0][column])) for column in ADULT_CATEGORIES}
     table = pd.concat([tables[0].iloc[drawn], tables[1]])
     train = np.arange(len(table)) < num_train
-    numbers = {column: table[column].to_numpy() for column in ADULT_NUMBERS}
-    features, names = _design(table, levels, numbers, {}, train)
-    label = table["income"].str.rstrip(".").eq(">50K").to_numpy(np.float32)  # the test file writes ">50K."
+    features, names = _design(table, levels, {column: table[column].to_numpy() for column in ADULT_NUMBERS}, {}, train)
+    # The test file writes ">50K.".
+    label = table["income"].str.rstrip(".").eq(">50K").to_numpy(np.float32)
     sensitive = table["sex"].eq("Male").to_numpy(np.float32)
     provenance = {
         "source": ADULT_URL,
@@ -168,7 +166,7 @@ def adult(
         "verified": bool(verify),
     }
     parts = _split(train, features=features, label=label, sensitive=sensitive)
-    return Dataset("adult", parts[0], parts[1], names, provenance)
+    return Dataset("adult", *parts, names, provenance)
 
 
 def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test_share: float = 0.2) -> Dataset:
@@ -195,26 +193,28 @@ def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test
         raise ValueError(f"test_share must lie between 0 and 1; got {test_share!r}.")
     path = locate(root, "lending", LENDING_FILES, LENDING_REMEDY)
     content, digest = read(path)
-    start = content.rfind(b"\n", 0, max(content.find(b"loan_amnt"), 0)) + 1  # the original has a line above its header
+    # The original has a line above its header.
+    start = content.rfind(b"\n", 0, max(content.find(b"loan_amnt"), 0)) + 1
     needed = ["loan_status", *LENDING_CATEGORIES, *LENDING_NUMBERS]
     table = parse(path, content[start:], LENDING_REMEDY, dtype=str, usecols=lambda column: column in needed)
     missing = [column for column in needed if column not in table.columns]
     if missing:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}. {LENDING_REMEDY}")
     status = table["loan_status"].fillna("")
-    table = table[status.str.endswith(("Fully Paid", "Charged Off"))]  # other loans are unfinished, or a footer
+    # Other loans are unfinished, or a footer.
+    table = table[status.str.endswith(("Fully Paid", "Charged Off"))]
     refuse_empty(path, len(table))
     label = table["loan_status"].str.endswith("Fully Paid").to_numpy(np.float32)
-    table = table.assign(
-        emp_length=table["emp_length"].fillna("n/a"), term=table["term"].str.extract(r"(\d+)", expand=False)
-    )
+    table = table.assign(emp_length=table["emp_length"].fillna("n/a"))
+    table = table.assign(term=table["term"].str.extract(r"(\d+)", expand=False))
     unemployed = table["grade"].eq("G") & table["emp_length"].isin(["n/a", "< 1 year"])
     veteran = table["grade"].eq("A") & table["emp_length"].eq("10+ years")
     rule = (1 * unemployed + 2 * veteran).to_numpy(np.int32)
+    touched = {number: int(np.sum(rule == number)) for number in RULES}
     for number, text in RULES.items():
-        if np.sum(rule == number) < 2:
+        if touched[number] < 2:
             raise ValueError(
-                f"rule {number} ({text}) touches {np.sum(rule == number)} of the {len(rule)} rows of {path}; it needs at "
+                f"rule {number} ({text}) touches {touched[number]} of the {len(rule)} rows of {path}; it needs at "
                 "least two, one for training and one for testing. Use the whole table."
             )
     train = _stratified(rule, test_share, seed)
@@ -233,11 +233,11 @@ def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test
         "seed": int(seed),
         "test_share": float(test_share),
         "rows": {"train": int(train.sum()), "test": int((~train).sum())},
-        "rules": {str(number): {"text": text, "rows": int((rule == number).sum())} for number, text in RULES.items()},
+        "rules": {str(number): {"text": text, "rows": touched[number]} for number, text in RULES.items()},
         "columns_used": needed,
     }
     parts = _split(train, features=features, label=label, rule=rule)
-    return Dataset("lending", parts[0], parts[1], names, provenance)
+    return Dataset("lending", *parts, names, provenance)
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {"adult": adult, "lending": lending}
@@ -271,12 +271,14 @@ def _download(name: str, progress: bool) -> Path:
     try:
         cache = pooch.os_cache("ogradient")
         return Path(pooch.retrieve(url, f"sha256:{ADULT_SHA256[name]}", fname=name, path=cache, progressbar=progress))
-    except (OSError, ValueError) as error:  # pooch: no network, no writable cache; or a wrong checksum
+    except (OSError, ValueError) as error:
+        # OSError: no network, or no cache that can be written. ValueError: a wrong checksum.
         reason = str(error) if isinstance(error, ValueError) else error.strerror or type(error).__name__
         raise OSError(f"{url} could not be downloaded ({reason}). {ADULT_REMEDY}") from None
 
 
 def _record(digest: str, rows: int, kept: int) -> dict[str, Any]:
+    """What the provenance says of a file."""
     return {"sha256": digest, "rows": rows, "rows_dropped": rows - kept}
 
 
@@ -291,7 +293,7 @@ def _stratified(strata: np.ndarray, test_share: float, seed: int) -> np.ndarray:
 
 
 def _split(train: np.ndarray, **arrays: np.ndarray) -> tuple[Split, Split]:
-    """Training and test rows of all arrays; a model learns nothing from a label, or an attribute, with one value."""
+    """Training and test rows of all arrays. Refuses a label or an attribute of one value, which teaches a model nothing."""
     for part, rows in (("training", train), ("test", ~train)):
         for name, what in (("label", "label"), ("sensitive", "sensitive attribute")):
             values = arrays.get(name, np.arange(len(train)))[rows]
@@ -300,16 +302,15 @@ def _split(train: np.ndarray, **arrays: np.ndarray) -> tuple[Split, Split]:
                     f"the {what} has one value, {values[0]:g}, in all {len(values)} {part} rows, so there is nothing to "
                     "compare. Use more rows, another seed, or the whole table."
                 )
-    parts = [Split(**{name: values[rows] for name, values in arrays.items()}) for rows in (train, ~train)]
-    return parts[0], parts[1]
+    pick = lambda rows: Split(**{name: values[rows] for name, values in arrays.items()})
+    return pick(train), pick(~train)
+
+
+Columns = dict[str, np.ndarray]
 
 
 def _design(
-    table: pd.DataFrame,
-    levels: dict[str, list[str]],
-    numbers: dict[str, np.ndarray],
-    flags: dict[str, np.ndarray],
-    train: np.ndarray,
+    table: pd.DataFrame, levels: dict[str, list[str]], numbers: Columns, flags: Columns, train: np.ndarray
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Zeros and ones for every level and flag, then the numbers: gaps filled and scaled by the training rows alone."""
     columns = {f"{column}={level}": table[column].eq(level) for column in levels for level in levels[column]} | flags

@@ -120,15 +120,12 @@ def evaluate(
     s = None if sensitive is None else _column("sensitive", sensitive, rows, (0, 1))
     rules = None if rule is None else _column("rule", rule, rows, (0, 1, 2))
     if s is not None and np.ptp(s) == 0:
-        raise ValueError(
-            f"sensitive has one value: a difference between groups needs two; all {rows} rows are {s[0]:g}. "
-            "Evaluate on rows of both groups, or leave sensitive out."
-        )
+        why = f"sensitive has one value: a difference between groups needs two; all {rows} rows are {s[0]:g}."
+        raise ValueError(f"{why} Evaluate on rows of both groups, or leave sensitive out.")
     if rules is not None and not rules.any():
         raise ValueError(f"rule touches no row: all {rows} entries are 0. Mark rows with 1 or 2, or leave rule out.")
 
-    smallest = float(np.finfo(p.dtype).eps)
-    metrics = partial(_metrics, y=y, s=s, rule=rules, threshold=threshold, bins=int(bins), smallest=smallest)
+    metrics = partial(_metrics, y, s, rules, threshold, int(bins), float(np.finfo(p.dtype).eps))
     samples, step = p.reshape(-1, rows), max(1, BLOCK // rows)
     blocks = [metrics(samples[i : i + step].astype(np.float64)) for i in range(0, len(samples), step)]
     average = metrics(samples.mean(axis=0, keepdims=True, dtype=np.float64))
@@ -162,20 +159,20 @@ def binomial_interval(violations: int, rows: int, level: float = 0.95) -> tuple[
     z, r = NormalDist().inv_cdf((1 + level) / 2), violations / rows
     center, scale = r + z**2 / (2 * rows), 1 + z**2 / rows
     half = z * math.sqrt(r * (1 - r) / rows + z**2 / (4 * rows**2))
-    low = 0.0 if violations == 0 else (center - half) / scale  # exact at the ends, where rounding would show
+    # Exact at the ends, where rounding would show.
+    low = 0.0 if violations == 0 else (center - half) / scale
     high = 1.0 if violations == rows else (center + half) / scale
     return low, high
 
 
 def _metrics(
-    p: np.ndarray,
-    *,
     y: np.ndarray,
     s: np.ndarray | None,
     rule: np.ndarray | None,
     threshold: float,
     bins: int,
     smallest: float,
+    p: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """All metrics of p, of shape (samples, rows) and float64: arrays of shape (samples,)."""
     samples, rows = p.shape
@@ -196,7 +193,8 @@ def _metrics(
     if s is not None:
         odds = [np.abs(rate((y == value) & (s == 0)) - rate((y == value) & (s == 1))) for value in (0, 1)]
         metrics["cv_score"] = np.abs(rate(s == 0) - rate(s == 1))
-        metrics["equalized_odds_difference"] = np.maximum(*odds)  # NaN stays NaN
+        # In a maximum NaN stays NaN.
+        metrics["equalized_odds_difference"] = np.maximum(*odds)
         metrics["covariance"] = _dot(p, s - s.mean()) / rows
     if rule is not None:
         broken = [rate(rule == 1), 1 - rate(rule == 2)]
@@ -206,29 +204,28 @@ def _metrics(
 
 
 def _dot(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """Their product on one thread: BLAS threads wait for cores that a sampler keeps busy, and take four times longer."""
+    """Matrix times vector on one thread: BLAS threads wait for cores that a sampler keeps busy, and take four times longer."""
     return np.einsum("ij,j->i", matrix, vector)
 
 
 def _probabilities(probability: ArrayLike) -> np.ndarray:
-    """As a floating-point array of its own precision, checked."""
+    """The probabilities as a floating-point array of their own precision, checked."""
     try:
         p = np.asarray(probability)
         p = p if np.issubdtype(p.dtype, np.floating) else p.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"probability is no array of numbers: {error}. Pass p(label = 1), shape (..., rows)."
-        ) from error
+        what = f"probability is no array of numbers: {error}"
+        raise ValueError(f"{what}. Pass p(label = 1), shape (..., rows).") from error
     if p.ndim == 0 or p.size == 0:
         raise ValueError(f"probability needs at least one sample and one row, shape (..., rows); got shape {p.shape}.")
-    low, high = p.min(), p.max()  # NaN if any is
+    # These are NaN if any probability is.
+    low, high = p.min(), p.max()
     if np.isnan(low):
         bad = np.isnan(p).any(axis=-1)
         raise ValueError(f"probability has NaN in {bad.sum()} of {bad.size} samples; find out why, or drop those.")
     if low < 0 or high > 1:
-        raise ValueError(
-            f"probability must lie in [0, 1]; got values from {low} to {high}. Pass logits through a sigmoid first."
-        )
+        got = f"got values from {low} to {high}"
+        raise ValueError(f"probability must lie in [0, 1]; {got}. Pass logits through a sigmoid first.")
     return p
 
 
@@ -242,8 +239,6 @@ def _column(name: str, value: ArrayLike, rows: int, allowed: tuple[int, ...]) ->
         raise ValueError(f"{name} must have shape ({rows},), one entry per row of probability; got {column.shape}.")
     strange = column[~np.isin(column, allowed)]
     if strange.size:
-        raise ValueError(
-            f"{name} must hold only the values {allowed}; {strange.size} of {rows} entries are others, the first is "
-            f"{strange[0]:g}. Recode or drop them."
-        )
+        others = f"{strange.size} of {rows} entries are others, the first is {strange[0]:g}"
+        raise ValueError(f"{name} must hold only the values {allowed}; {others}. Recode or drop them.")
     return column

@@ -23,7 +23,7 @@ def require(package: str, reason: str, extra: str) -> None:
     Args:
         package: by the name it is imported by.
         reason: how the message begins, such as "the datasets need".
-        extra: the one that brings the package.
+        extra: the extra that brings the package.
     """
     try:
         found = importlib.util.find_spec(package) is not None

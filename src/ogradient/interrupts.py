@@ -12,9 +12,9 @@ from typing import Any
 class Interrupts:
     """Inside `with Interrupts() as interrupts:` Ctrl-C is held back; inside `interrupts.allowed()` the first one raises.
 
-    After that one, further ones are held back again, so that no `except` or `finally` is broken off. `waiting` counts those
-    that raised nothing yet. Signal handlers belong to the main thread: in others, and where a program has a handler of its
-    own, nothing is changed.
+    After the first, further ones are held back again, so that no `except` or `finally` is broken off. `waiting` is how many
+    were held back and have raised nothing yet. Signal handlers belong to the main thread: in other threads, and where a
+    program has a handler of its own, nothing is changed.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,16 @@ class Interrupts:
             yield
         finally:
             self._open = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A part of what is allowed that must not be broken off: Ctrl-C raises at its end."""
+        was, self._open = self._open, False
+        try:
+            yield
+        finally:
+            self._open = was
+        self._raise()
 
     def _note(self, *_: Any) -> None:
         self.waiting += 1

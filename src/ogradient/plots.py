@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
-Curve = tuple[Any, ...]  # iterations, values and, if there are several runs, standard errors: any sequences
+Curve = tuple[Any, ...]  # iterations, values and, if there are several runs, standard errors; any sequences
 
 
 def new_figure(rows: int, columns: int, *, width: float = 4.0, height: float = 3.2) -> tuple[Figure, np.ndarray]:
@@ -34,9 +34,9 @@ def new_figure(rows: int, columns: int, *, width: float = 4.0, height: float = 3
 def draw_curves(
     axis: Axes,
     curves: Mapping[str, Curve],
-    *,
     ylabel: str,
     title: str = "",
+    *,
     colours: Mapping[str, str] | None = None,
     log_x: bool = True,
     log_y: bool = True,

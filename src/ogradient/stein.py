@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-DIRECT_DIMENSIONS = 8  # up to here distances come from differences; above from a matrix product, on centred particles
-MEDIAN_PARTICLES = 1024  # the median of the distances of more particles than this is taken over that many of them
+DIRECT_DIMENSIONS = 8  # up to these, distances come from differences; above, from a matrix product of centred particles
+MEDIAN_PARTICLES = 1024  # the median distance of more particles is taken over so many of them
 
 
 class KernelValues(NamedTuple):
@@ -45,10 +45,10 @@ class RKHSKernel:
 
     def __post_init__(self) -> None:
         if self.bandwidth is not None and not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
-            raise ValueError(
-                f"bandwidth must be a finite, positive number, or None for the median; got {self.bandwidth!r}."
-            )
-        if self.bandwidth is not None:  # a number of Python's can be hashed, an array cannot
+            allowed = "a finite, positive number, or None for the median"
+            raise ValueError(f"bandwidth must be {allowed}; got {self.bandwidth!r}.")
+        # A number of Python's can be hashed, an array cannot.
+        if self.bandwidth is not None:
             object.__setattr__(self, "bandwidth", float(self.bandwidth))
         if self.every < 1:
             raise ValueError(f"every must be at least 1; got {self.every!r}.")
@@ -100,7 +100,7 @@ def squared_distances(point: Array, points: Array) -> Array:
 
 
 def median_bandwidth(particles: Array) -> Array:
-    """h = median over pairs of ‖x_i − x_j‖² / log n; 0 if more than half of the pairs coincide.
+    """The bandwidth h = median over pairs of ‖x_i − x_j‖² / log n; 0 if more than half of the pairs coincide.
 
     No sort: the median of non-negative numbers is found by bisection on their bit patterns, one counting pass per bit.
     Of more than `MEDIAN_PARTICLES` particles, evenly spaced ones are taken.
@@ -118,7 +118,8 @@ def median_bandwidth(particles: Array) -> Array:
     low = _order_statistic(distances, k + 2 * ((pairs - 1) // 2) + 1)
     if pairs % 2:
         median = low
-    else:  # the mean of the two middle pairs: the upper one is the next larger value, unless it equals the lower
+    else:
+        # The mean of the two middle pairs: the upper one is the next larger value, unless it equals the lower.
         reached = jnp.sum(distances <= low) >= k + 2 * (pairs // 2 + 1)
         above = jnp.min(jnp.where(distances > low, distances, jnp.inf))
         median = jnp.where(reached, low, 0.5 * (low + above))

@@ -34,12 +34,12 @@ def beside(path: Path, what: str) -> Path:
     return path.with_name(f".{path.name}.{what}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file beside its name and rename it: a reader sees the old one or the new one, never half of one."""
     partial = beside(path, "partial")
     try:
         with open(partial, "wb") as file:
-            file.write(content)
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -53,9 +53,14 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], check: 
     `check` is called with the folder that is there already, if there is one, before and after the writing; it raises where that
     folder must stay. What dead processes left of earlier attempts is put back or swept.
     """
-    path = Path(os.path.realpath(path))  # a link stays a link
+    # A link stays a link.
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    _put_back(path)
+    if not path.exists():
+        # What a killed process had renamed gets its name back, unless another one did it.
+        for left in _left_over(path, "old")[-1:]:
+            with suppress(OSError):
+                os.rename(left, path)
     if os.path.lexists(path):
         check(path)
     partial, old = beside(path, "partial"), beside(path, "old")
@@ -77,7 +82,7 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], check: 
 
 
 def find_folder(path: Path) -> tuple[Path, bool]:
-    """Where a folder is: under its name, or where a process that was killed while replacing it left it (and then True)."""
+    """Where a folder is, and whether that is where a process left it that was killed while replacing it."""
     real, patience = Path(os.path.realpath(path)), 20
     for attempt in range(patience):
         left = _hidden(real, "old")
@@ -85,17 +90,21 @@ def find_folder(path: Path) -> tuple[Path, bool]:
             break
         if left and (_is_dead(left[-1]) or attempt == patience - 1):
             return left[-1], True
-        time.sleep(0.02)  # a live process may be between its two renames
+        # A live process may be between its two renames.
+        time.sleep(0.02)
     return path, False
 
 
 def _swap(partial: Path, path: Path, old: Path, check: Callable[[Path], None]) -> None:
+    """Give `partial` the name `path`; what had that name is called `old` after. On an error all is as it was."""
     try:
         while not _renamed(partial, path):
             check(path)
-            if old.exists():  # another writer was faster, after this one had made room
+            # Another writer may have been faster, after this one had renamed the folder that was there.
+            if old.exists():
                 shutil.rmtree(old, ignore_errors=True)
-            with suppress(FileNotFoundError):  # another writer is between its two renames
+            # Another writer may be between its two renames.
+            with suppress(FileNotFoundError):
                 os.rename(path, old)
     except BaseException:
         if old.exists() and not path.exists():
@@ -124,56 +133,43 @@ def _remove_for_good(folder: Path) -> None:
             return
 
 
-def _put_back(path: Path) -> None:
-    """What a killed process had renamed gets its name back."""
-    if not path.exists():
-        for left in _left_over(path, "old")[-1:]:
-            with suppress(OSError):  # another one did it
-                os.rename(left, path)
-
-
 def _left_over(path: Path, what: str) -> list[Path]:
     """Hidden folders of processes on this machine that no longer run, the oldest first."""
     return [entry for entry in _hidden(path, what) if _is_dead(entry)]
 
 
 def _hidden(path: Path, what: str) -> list[Path]:
-    try:
-        found = [entry for entry in path.parent.iterdir() if entry.name.startswith(f".{path.name}.{what}-")]
-    except OSError:
-        return []
-    return sorted(found, key=_changed)
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    """Hidden folders of any process, the oldest first."""
+    found = {}
+    with suppress(OSError):
+        for entry in path.parent.iterdir():
+            if entry.name.startswith(f".{path.name}.{what}-"):
+                found[entry] = 0.0
+                with suppress(OSError):
+                    found[entry] = entry.stat().st_mtime
+    return sorted(found, key=found.__getitem__)
 
 
 def _is_dead(hidden: Path) -> bool:
-    """Whether the process that a hidden folder is of no longer runs; what cannot be known is taken for alive."""
+    """Whether the process that a hidden folder belongs to no longer runs; False where that cannot be known."""
+    # Earlier versions named the process only, not the machine.
     match = re.search(r"\.(?:partial|old)-(?:([^-]*)-)?(\d+)(?:-[0-9a-f]{8})?$", hidden.name)
-    if (
-        match is None or match[1] not in (None, _host()) or os.name != "posix"
-    ):  # earlier versions named the process only
+    if match is None or match[1] not in (None, _host()) or os.name != "posix":
         return False
     try:
         os.kill(int(match[2]), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
 def _host() -> str:
+    """A name of this machine that fits into file names."""
     return "".join(c for c in socket.gethostname() if c.isalnum())[:32] or "host"
 
 
 def _sync(folder: Path) -> None:
-    """Have the disk hold all of a folder before it gets its name: else a power cut could leave the name and not the bytes."""
+    """Have the disk hold all of a folder. Before that, a power cut could leave its name and not its bytes."""
     for place, _, files in os.walk(folder):
         for name in files:
             _sync_one(Path(place) / name)
@@ -181,7 +177,8 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_one(path: Path) -> None:
-    if os.name == "posix":  # elsewhere folders cannot be opened
+    # On other systems folders cannot be opened.
+    if os.name == "posix":
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)

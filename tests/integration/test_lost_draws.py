@@ -61,14 +61,14 @@ def test_a_second_ctrl_c_while_the_first_is_dealt_with(monkeypatch):
     chunk, assemble = loop.Run._chunk, loop.Run.trace
     monkeypatch.setattr(loop.Run, "_chunk", lambda self, *a: (press() if self.done >= 40 else None, chunk(self, *a))[1])
     monkeypatch.setattr(loop.Run, "trace", lambda self, *a, **k: (press(), assemble(self, *a, **k))[1])
-    with interrupted("interrupted: 11 draws"):
+    with interrupted("interrupted: 17 draws"):
         trace = run(chunk_size=20)
     monkeypatch.undo()
-    np.testing.assert_array_equal(run(num_samples=9, resume=trace)["x"], run()["x"])
+    np.testing.assert_array_equal(run(num_samples=3, resume=trace)["x"], run()["x"])
 
 
 def test_ctrl_c_at_any_line_of_a_chunk():
-    """The chunk counts whole or not at all."""
+    """The chunk is finished, and counts."""
     code, whole = loop.Run._chunk.__code__, run()
 
     def pressed_at(number):
@@ -95,7 +95,7 @@ def test_ctrl_c_at_any_line_of_a_chunk():
         if not was_pressed:
             break
         assert [text.partition(":")[0] for text in said] == ["interrupted"]
-        assert trace.num_draws in (11, 17)
+        assert trace.num_draws == 17
         resumed = run(num_samples=20 - trace.num_draws, resume=trace)
         np.testing.assert_array_equal(resumed["x"], whole["x"])
         np.testing.assert_array_equal(resumed.status_counts, whole.status_counts)
@@ -253,7 +253,7 @@ def test_resuming_a_trace_with_numbers_of_the_users_own():
     with pytest.warns(RuntimeWarning, match="mine in sample_stats of the resumed trace: left out"):
         resumed = run(num_samples=8, resume=part)
     np.testing.assert_array_equal(resumed["x"], run()["x"])
-    assert {"equality", "status"} <= set(resumed.sample_stats) <= {"equality", "status", "lp"}
+    assert set(resumed.sample_stats) == {"lp", "equality", "status"}
 
 
 def test_a_component_fn_that_cannot_be_used_is_refused_before_the_run():

@@ -43,7 +43,7 @@ def test_gaussian_chains_do_not_keep_their_radius():
 
 
 def test_the_default_call_mixes_along_a_boundary_that_the_law_presses_against():
-    """log π = 200 x₀ − ½|x₁…|² under x₀ + ½|x₁…|²/8 ≤ 0: an exponential layer of thickness 0.005 along a curved wall."""
+    """Log π = 200 x₀ − ½|x₁…|² under x₀ + ½|x₁…|²/8 ≤ 0: an exponential layer of thickness 0.005 along a curved wall."""
     tangent = lambda x: jnp.sum(x[1:] ** 2)
     problem = og.Problem(lambda x: 200 * x[0] - 0.5 * tangent(x), inequality=lambda x: x[0] + tangent(x) / 16)
     starts = jax.random.normal(jax.random.key(0), (16, 4)).at[:, 0].add(-3.0)

@@ -163,7 +163,7 @@ def test_several_rows_obey_together():
 
 
 def check_second_moment(alpha=5.0, eta=0.002, n=4000):
-    """g = x₀² − 2 is brought to 0 in the mean, from −1.
+    """G = x₀² − 2 is brought to 0 in the mean, from −1.
 
     A step moves the mean of g by noise of variance 4E[x₀²]·2η/n = 16η/n, and αη of it is taken away again: after e^−αt has died
     out, it has variance 8/(αn).

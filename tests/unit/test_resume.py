@@ -1,5 +1,6 @@
 """A trace is continued by the run that made it, or the difference is named."""
 
+import functools
 import importlib
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import ogradient as og
+from ogradient.problem.fingerprint import fingerprint
 from ogradient.run.resume import continue_run
 
 TREE = og.Problem(
@@ -96,3 +98,50 @@ def test_another_optimiser_is_refused():
     with pytest.raises(ValueError, match="resume continues a run of o_svgd with"):
         sample(TREE, resume=trace, algorithm=make(optax.adam(0.2)))
     assert sample(TREE, resume=trace, algorithm=make(optax.adam(0.1))).num_draws == 6
+
+
+def test_another_log_density_is_named():
+    """Without data nothing but the code of the function tells it from the one before."""
+
+    def density(scale):
+        return lambda x: -scale * jnp.sum(x**2)
+
+    circle = lambda x: jnp.sum(x**2) - 1
+    first = og.Problem(density(0.5), circle)
+    trace = sample(first, jnp.ones((2, 3)), algorithm=og.o_langevin(first, 0.01))
+    again = og.Problem(density(0.5), lambda y: jnp.sum(y**2) - 1)  # the same code, in other objects
+    sample(again, resume=trace, algorithm=og.o_langevin(again, 0.01))
+    other = og.Problem(density(0.6), circle)
+    with pytest.warns(og.ConstraintWarning, match="other code in logdensity_fn.*of two laws"):
+        sample(other, resume=trace, algorithm=og.o_langevin(other, 0.01))
+
+
+def test_another_version_is_named():
+    problem = og.Problem(lambda x: -jnp.sum(x**2), lambda x: jnp.sum(x**2) - 1)
+    trace = sample(problem, jnp.ones((2, 3)), algorithm=og.o_langevin(problem, 0.01))
+    trace.provenance["versions"]["jax"] = "0.7.1"
+    with pytest.warns(og.ConstraintWarning, match=r"made with jax 0.7.1 \(now .*may round otherwise"):
+        sample(problem, resume=trace, algorithm=og.o_langevin(problem, 0.01))
+
+
+def test_a_fingerprint_is_of_what_is_computed_not_of_how_it_is_written():
+    def helper(x):
+        return 2 * x
+
+    def plain(x):
+        """Words."""
+        return helper(x)
+
+    def renamed(value):
+        # Other words.
+        return helper(value)
+
+    numbers = np.arange(3.0)
+    closed = lambda: lambda x: x * numbers
+    before = fingerprint(closed())
+    assert fingerprint(plain) == fingerprint(renamed) == fingerprint(jax.jit(plain))
+    assert fingerprint(closed()) == before
+    numbers = np.arange(3.0) + 1e-12
+    assert fingerprint(closed()) != before
+    assert fingerprint(functools.partial(plain, 1)) != fingerprint(functools.partial(plain, 2))
+    assert fingerprint([plain, helper]) != fingerprint([helper, plain])

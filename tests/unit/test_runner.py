@@ -140,7 +140,8 @@ def test_stored_constraint_values_are_those_of_the_draws():
     trace = run()
     values = trace.apply(PROBLEM.equality_value)
     np.testing.assert_allclose(trace.sample_stats["equality"], values, atol=1e-5)
-    assert {"equality", "status"} <= set(trace.sample_stats) <= {"equality", "status", "lp"}
+    assert set(trace.sample_stats) == {"lp", "equality", "status"}
+    np.testing.assert_allclose(trace.sample_stats["lp"], trace.apply(PROBLEM.logdensity), rtol=1e-4, atol=1e-5)
 
 
 def explosive(**arguments):
@@ -244,7 +245,7 @@ def test_an_algorithm_of_another_problem_is_refused():
 
 @pytest.mark.parametrize("name", ["o_langevin", "langevin", "o_svgd"])
 def test_leaving_the_support_is_noticed(name):
-    """log π = −∞ for x < 0, with a gradient that stays finite there."""
+    """Log π = −∞ for x < 0, with a gradient that stays finite there."""
     problem = og.Problem(lambda x: jnp.where(x[0] > 0, -x[0], -jnp.inf), equality=lambda x: x[1] - 1)
     starts = jax.random.uniform(jax.random.key(0), (1, 9, 2) if name == "o_svgd" else (9, 2), minval=0.01, maxval=0.1)
     with pytest.raises(og.SamplingError, match="left the support"):
@@ -255,7 +256,7 @@ def test_leaving_the_support_is_noticed(name):
 
 @pytest.mark.parametrize("scale", [1e-2, 1e2])
 def test_the_step_size_follows_the_scale_of_the_problem(scale):
-    """x → s·x turns η into s²η; rewriting g changes nothing. Powers of two, so within a factor of 4."""
+    """X → s·x turns η into s²η; rewriting g changes nothing. Powers of two, so within a factor of 4."""
     problem = og.Problem(
         lambda x: 0.8 * x[0] / scale, equality=lambda x: 100 * ((x[0] / scale) ** 2 / 9 + (x[1] / scale) ** 2 - 1)
     )

@@ -13,9 +13,10 @@ from ogradient.diagnostics.wasserstein import sliced_wasserstein
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A row of the table: the function, and how far draws are off by it, `off(problem, draws, exact)`: 0 at best.
+    """A row of the table: the function, and a number that says how far draws are off by it.
 
-    `exact` are draws of the law itself, for those that compare two sets of draws. None: it needs more than draws.
+    That number is `off(problem, draws, exact)`, near 0 for draws of the law. `exact` are draws of the law itself, for
+    diagnostics that compare two sets of draws. None stands for a diagnostic that needs more than draws.
     """
 
     function: Callable[..., Any]

@@ -11,7 +11,7 @@ from ogradient.diagnostics import orthogonal_ksd
 from ogradient.diagnostics.distance import Distance, distance_to_set
 from ogradient.diagnostics.findings import Finding, Level, mixing_findings, movement_finding, percent, status_finding
 from ogradient.diagnostics.jumps import largest_jump
-from ogradient.diagnostics.mixing import Screen, screen
+from ogradient.diagnostics.mixing import Screen, evenly_spaced, screen
 from ogradient.mapping import over_draws
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
@@ -19,11 +19,11 @@ from ogradient.trace import Trace
 
 KSD_DRAWS = 1000
 KSD_LEVEL = 0.01
-MANY_CHAINS = 32  # from here a chain is a group of the Stein test; fewer are cut into stretches,
-STRETCH = 10  # each at least so many correlation times long
+MANY_CHAINS = 32  # with so many, a chain is a group of the Stein test; fewer chains are cut into stretches
+STRETCH = 10  # the least length of a stretch, in correlation times
 FEWEST_GROUPS = 20  # with 12 the test at level 0.01 alarmed in 3 of 100 right runs
-NEAR, FAR = 0.5, 1.0  # off the set, in units of how far the set bends away from its tangent plane
-VANISHING = 0.02  # of the median norm of a gradient: where it falls below that, the set is hardly smooth
+NEAR, FAR = 0.5, 1.0  # distances from the set, in units of how far the set bends away from its tangent plane
+VANISHING = 0.02  # a gradient below this fraction of its median norm: the set is hardly smooth there
 STREAMED = ", on the rows of each step; og.diagnose(trace, og.with_batch(problem, rows)) judges by rows of your choice."
 PARTIAL = " Steps see only some rows and obey their noise too: give all of them, constraint_batch_size=N, or a weaker pull alpha."
 
@@ -68,10 +68,11 @@ def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
     """
     problem = trace.problem if problem is None else problem
     streamed = problem is not None and not problem.whole
-    whole = None if streamed else problem  # has all the data to judge by
+    # Only a problem that has all its data can judge draws.
+    whole = None if streamed else problem
     findings = [status_finding(trace)]
     if "equality" in trace.sample_stats:
-        distance = None if whole is None else distance_to_set(whole, _subsample(_last(trace), KSD_DRAWS))
+        distance = None if whole is None else distance_to_set(whole, _some(trace))
         findings.append(_constraint(trace, whole, distance, streamed=streamed))
         if distance is not None:
             findings.append(_gradients(trace, distance))
@@ -88,10 +89,15 @@ def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
 
 
 def _last(trace: Trace) -> Position:
-    """The draws that count: all of a chain's, the last ensemble of particles; with one leading axis."""
+    """The draws to judge, along one axis: all draws of chains, the last ensemble of particles."""
     if not trace.ensemble:
         return trace.pooled
     return jax.tree.map(lambda leaf: leaf[:, -1].reshape((-1, *leaf.shape[3:])), trace.position)
+
+
+def _some(trace: Trace) -> Position:
+    """At most `KSD_DRAWS` of the draws to judge."""
+    return evenly_spaced(_last(trace), KSD_DRAWS)
 
 
 def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None, *, streamed: bool) -> Finding:
@@ -106,16 +112,17 @@ def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None
         text = STREAMED if streamed else "; pass the problem to have that put into units of the draws."
         return Finding("constraint", "unknown", numbers + text)
     noisy = problem.noisy_constraint
-    if noisy:  # what the trace has is of the rows that a step saw
+    if noisy:
+        # The values in the trace are those on the rows that a step saw.
         g = np.abs(distance.value)
         numbers = f"on all rows mean |g| {g.mean():.2g}, max |g| {g.max():.2g}"
-    share, row = distance.share, int(np.argmax(distance.against_bend))
+    off, row = distance.of_spread, int(np.argmax(distance.against_bend))
     bent = float(distance.against_bend[row])
-    level: Level = "fine" if share < 0.05 and bent < NEAR else "doubtful" if share < 0.25 and bent < FAR else "bad"
-    where = f"nine in ten draws are within {percent(share)} of their spread from the set"
+    level: Level = "fine" if off < 0.05 and bent < NEAR else "doubtful" if off < 0.25 and bent < FAR else "bad"
+    where = f"nine in ten draws are within {percent(off)} of their spread from the set"
     if bent >= NEAR:
         where += (
-            f"{', but' if share < 0.05 else ', and'} up to {distance.off[row]:.2g} along the normal of equality[{row}], while "
+            f"{', but' if off < 0.05 else ', and'} up to {distance.off[row]:.2g} along the normal of equality[{row}], while "
             f"the set bends away from its tangent plane by {distance.bend[row]:.2g} only: they hardly obey it"
         )
     if trace.obeys == "no":
@@ -128,60 +135,52 @@ def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None
 
 def _gradients(trace: Trace, distance: Distance) -> Finding:
     """A gradient that nearly vanishes at some draws marks a singular point of the set, a vertex or a crossing."""
-    values = distance.norms
-    share = values.min(axis=0) / np.maximum(np.median(values, axis=0), np.finfo(values.dtype).tiny)
-    row = int(np.argmin(share))
-    if share[row] > VANISHING:
-        return Finding("gradient", "fine", f"that of equality is nowhere below {percent(share[row])} of its median.")
-    exact = trace.obeys == "exact"
-    return Finding(
-        "gradient",
-        "fine" if exact else "doubtful",
-        f"that of equality[{row}] falls to {percent(share[row])} of its median at some draws: the set has a singular point, a "
-        f"vertex or a crossing. {'Moves on it stay exact.' if exact else 'Steps near it are not to be trusted; use og.chmc.'}",
+    norms = distance.norms
+    smallest = norms.min(axis=0) / np.maximum(np.median(norms, axis=0), np.finfo(norms.dtype).tiny)
+    row = int(np.argmin(smallest))
+    if smallest[row] > VANISHING:
+        return Finding("gradient", "fine", f"that of equality is nowhere below {percent(smallest[row])} of its median.")
+    text = (
+        f"that of equality[{row}] falls to {percent(smallest[row])} of its median at some draws: the set has a singular point, "
+        "a vertex or a crossing. "
     )
+    if trace.obeys == "exact":
+        return Finding("gradient", "fine", text + "Moves on it stay exact.")
+    return Finding("gradient", "doubtful", text + "Steps near it are not to be trusted; use og.chmc.")
 
 
 def _feasibility(trace: Trace, problem: Problem | None, *, streamed: bool) -> Finding:
     values = trace.sample_stats["inequality"]
     values = values[:, -1] if trace.ensemble else values
     noisy = problem is not None and problem.noisy_constraint
-    if noisy:  # what the trace has is of the rows that a step saw
-        draws = _subsample(_last(trace), KSD_DRAWS)
-        values = np.asarray(over_draws(Problem.inequality_value, problem, draws))  # type: ignore[arg-type]
-    outside = (values > 0).any(axis=-1)
-    largest = values.reshape(-1, values.shape[-1]).max(axis=0)
+    if noisy:
+        # The values in the trace are those on the rows that a step saw.
+        values = np.asarray(over_draws(Problem.inequality_value, problem, _some(trace)))  # type: ignore[arg-type]
+    values = values.reshape(-1, values.shape[-1])
+    outside, largest = (values > 0).any(axis=-1), values.max(axis=0)
     # A row that stays further from its boundary than it ever varies has turned nothing back.
-    idle = np.flatnonzero(-largest > np.ptp(values.reshape(-1, values.shape[-1]), axis=0))
+    idle = np.flatnonzero(-largest > np.ptp(values, axis=0))
     note = f" inequality[{idle[0]}] was never near its boundary (max h {largest[idle[0]]:.2g})." if idle.size else ""
     reflected = float(trace.sample_stats["reflected"].mean()) if "reflected" in trace.sample_stats else 0.0
     if not outside.any() and reflected > 0.5 and not streamed:
         text = f"every draw has h ≤ 0, but {percent(reflected)} of the steps were turned back: use a smaller step size.{note}"
         return Finding("inequality", "doubtful", text)
     if streamed:
-        share = f"{percent(outside.mean())} of the draws have h > 0 on the rows of their step"
-        return Finding("inequality", "unknown", share + STREAMED)
+        text = f"{percent(outside.mean())} of the draws have h > 0 on the rows of their step"
+        return Finding("inequality", "unknown", text + STREAMED)
     if not outside.any():
         return Finding("inequality", "fine", f"every draw has h ≤ 0.{note}")
+    text = f"{percent(outside.mean())} of the draws are outside, by up to h = {largest.max():.2g}."
+    lost = " Their chains found no way in from where they started: start nearer, and see og.land."
     level: Level = "doubtful" if outside.mean() < 0.05 else "bad"
-    return Finding(
-        "inequality",
-        level,
-        f"{percent(outside.mean())} of the draws are outside, by up to h = {largest.max():.2g}."
-        + (
-            PARTIAL
-            if noisy
-            else " Their chains found no way in from where they started: start nearer, and see og.land."
-        )
-        + note,
-    )
+    return Finding("inequality", level, text + (PARTIAL if noisy else lost) + note)
 
 
 def _jump(trace: Trace, problem: Problem) -> Finding | None:
     """A jump in log π, which gradients do not see."""
     if trace.obeys == "mean":
         return None
-    height = largest_jump(problem, _subsample(_last(trace), KSD_DRAWS))
+    height = largest_jump(problem, _some(trace))
     if height == 0:
         return Finding("log density", "fine", "continuous between neighbouring draws.")
     text = f"log π jumps by up to {height:.2g} between neighbouring draws, which its gradient does not show. "
@@ -207,22 +206,19 @@ def _law(trace: Trace, problem: Problem | None, seen: Screen | None, *, jumps: b
     if count < FEWEST_GROUPS:
         few = f"only {count} independent stretches of chains (or particles); the Stein test needs at least {FEWEST_GROUPS}."
         return Finding(subject, "unknown", few)
-    chosen = _evenly(n, KSD_DRAWS)
-    draws = jax.tree.map(lambda leaf: leaf[chosen], draws)
+    draws, groups = evenly_spaced((draws, groups), KSD_DRAWS)
     try:
-        result = orthogonal_ksd(problem, draws, groups=None if groups is None else groups[chosen])
-    except ValueError as error:  # points that do not move, say: then there is nothing to test
+        result = orthogonal_ksd(problem, draws, groups=groups)
+    except ValueError as error:
+        # Points that do not move, say: then there is nothing to test.
         return Finding(subject, "unknown", str(error))
+    who = " of the last ensemble" if groups is None else f", {count} independent groups"
     numbers = f"KSD⊥² {result.value:.2g} ± {result.standard_error:.2g} under the right law, p = {result.p_value:.2g}"
-    numbers += (
-        f" ({result.num_draws} draws{' of the last ensemble' if groups is None else f', {count} independent groups'})"
-    )
+    numbers += f" ({result.num_draws} draws{who})"
     if result.p_value is not None and result.p_value < KSD_LEVEL:
-        exact = trace.obeys == "exact"  # then no step size is to blame
-        remedy = (
-            "Run longer, and check the measure of the problem." if exact else "Run longer, or use a smaller step size."
-        )
-        return Finding(subject, "bad", f"{numbers}: they are not spread as the law says. {remedy}")
+        # Of exact moves no step size is to blame.
+        remedy = "and check the measure of the problem" if trace.obeys == "exact" else "or use a smaller step size"
+        return Finding(subject, "bad", f"{numbers}: they are not spread as the law says. Run longer, {remedy}.")
     return Finding(subject, "fine", numbers + ".")
 
 
@@ -236,12 +232,3 @@ def _groups(trace: Trace, seen: Screen) -> np.ndarray:
     stretches = min(int(slowest / (STRETCH * chains)), -(-2 * MANY_CHAINS // chains), draws)
     stretches = max(stretches, 1) if chains < MANY_CHAINS else 1
     return (np.arange(chains)[:, None] * stretches + (np.arange(draws) * stretches // draws)[None]).ravel()
-
-
-def _evenly(n: int, most: int) -> np.ndarray:
-    return np.linspace(0, n - 1, min(most, n)).astype(int)
-
-
-def _subsample(draws: Position, most: int) -> Position:
-    chosen = _evenly(jax.tree.leaves(draws)[0].shape[0], most)
-    return jax.tree.map(lambda leaf: leaf[chosen], draws)

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ogradient.diagnostics.mixing import evenly_spaced
 from ogradient.geometry import frame_at, landing
-from ogradient.mapping import draws_together, over_particles
+from ogradient.mapping import draws_together, over_draws, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 
@@ -26,11 +27,11 @@ BENT = 250  # draws whose tangent planes are compared with the others
 
 
 class Distance(NamedTuple):
-    """Lengths per draw and row of g, and the values of g."""
+    """How far draws are from the set: values and lengths per draw and row of g, and what nine in ten draws have."""
 
     value: np.ndarray  # g, (n, m)
     norms: np.ndarray  # ‖∇g_k‖, (n, m)
-    share: float  # nine in ten draws are within this share of the spread of all coordinates
+    of_spread: float  # nine in ten draws are within this fraction of the spread of all coordinates
     off: np.ndarray  # (m,): |g_k|/‖∇g_k‖ of nine in ten draws
     bend: np.ndarray  # (m,): how far the set leaves its own tangent plane among the draws, along ∇g_k
     against_bend: np.ndarray  # (m,): off over bend, nine in ten draws; 0 where off is at rounding level
@@ -38,31 +39,29 @@ class Distance(NamedTuple):
 
 def distance_to_set(problem: Problem, draws: Position) -> Distance:
     """Distances of draws (n, ...) from the set, against their spread and against the bend of the set."""
-    x, value, norms, off, whole, rounding = (np.asarray(part, np.float64) for part in _distances(problem, draws))
+    parts = over_draws(_distances, problem, draws)
+    x, value, norms, off, whole, rounding = (np.asarray(part, np.float64) for part in parts)
     spread = np.sqrt(x.var(axis=0).sum())
-    share = float(np.quantile(whole, 0.9) / spread) if spread > 0 else np.inf
-    chosen = np.linspace(0, len(x) - 1, min(BENT, len(x))).astype(int)
-    bend = np.asarray(_bends(problem, jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], draws)), np.float64)
-    far = np.where(off > ROUNDINGS * rounding, off, 0.0)[chosen]
+    of_spread = float(np.quantile(whole, 0.9) / spread) if spread > 0 else np.inf
+    far, some = evenly_spaced((np.where(off > ROUNDINGS * rounding, off, 0.0), draws), BENT)
+    bend = np.asarray(_bends(problem, some), np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(far > 0, far / bend, 0.0)
-    nine = lambda values: np.quantile(values, 0.9, axis=0, method="higher")  # which leaves infinities alone
-    return Distance(value, norms, share, nine(off), np.sqrt(np.mean(bend**2, axis=0)), nine(ratio))
+    # The method "higher" leaves infinities alone.
+    nine_in_ten = lambda values: np.quantile(values, 0.9, axis=0, method="higher")
+    return Distance(value, norms, of_spread, nine_in_ten(off), np.sqrt(np.mean(bend**2, axis=0)), nine_in_ten(ratio))
 
 
-@jax.jit
-def _distances(problem: Problem, draws: Position) -> tuple[Array, ...]:
-    def one(position: Position) -> tuple[Array, ...]:
-        x, _, constraint, _ = problem.flatten(position)
-        frame = frame_at(constraint, x)
-        norms = jnp.linalg.norm(frame.jacobian, axis=1)
-        safe = jnp.where(norms > 0, norms, 1.0)
-        rounding = jnp.finfo(x.dtype).eps * (jnp.abs(frame.jacobian) @ jnp.abs(x)) / safe
-        rounding = jnp.maximum(rounding, jnp.finfo(x.dtype).eps * jnp.max(jnp.abs(x)))
-        whole = jnp.linalg.norm(landing(frame, alpha=1.0))
-        return x, frame.value, norms, jnp.abs(frame.value) / safe, whole, rounding
-
-    return over_particles(one, jax.tree.map(jnp.asarray, draws), draws_together(problem))
+def _distances(problem: Problem, position: Position) -> tuple[Array, ...]:
+    """Of one draw: x, g, ‖∇g_k‖, |g_k|/‖∇g_k‖, the length of a Newton step, and what roundings make of |g_k|/‖∇g_k‖."""
+    x, _, constraint, _ = problem.flatten(position)
+    frame = frame_at(constraint, x)
+    norms = jnp.linalg.norm(frame.jacobian, axis=1)
+    safe = jnp.where(norms > 0, norms, 1.0)
+    rounding = jnp.finfo(x.dtype).eps * (jnp.abs(frame.jacobian) @ jnp.abs(x)) / safe
+    rounding = jnp.maximum(rounding, jnp.finfo(x.dtype).eps * jnp.max(jnp.abs(x)))
+    whole = jnp.linalg.norm(landing(frame, alpha=1.0))
+    return x, frame.value, norms, jnp.abs(frame.value) / safe, whole, rounding
 
 
 @jax.jit

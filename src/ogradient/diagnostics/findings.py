@@ -14,8 +14,8 @@ from ogradient.trace import Trace
 Level = Literal["fine", "doubtful", "bad", "unknown"]
 
 ESS_LIMIT = 400
-MANY_REFUSED = 0.5  # of all moves, by a solver or the check of reversibility
-STUCK = 0.02  # a chain that moves in fewer of its draws, or in fewer than a twentieth of what others do, is stuck
+MANY_REFUSED = 0.5  # the fraction of moves that a solver, or the check of reversibility, may refuse
+STUCK = 0.02  # a chain is stuck that moves in a smaller fraction of its draws, or in a twentieth of what others do
 
 
 class Finding(NamedTuple):
@@ -33,33 +33,29 @@ def status_finding(trace: Trace) -> Finding:
         return Finding("status", "fine", f"all {total:,} steps went well.")
     refused = {c: n for c, n in problems.items() if c in (Status.SOLVER_DIVERGED, Status.NOT_REVERSIBLE)}
     faults = {c: n for c, n in problems.items() if c not in refused}
+    level: Level = "bad" if Status.NON_FINITE in faults else "doubtful"
     notes = []
     if Status.RANK_DEFICIENT in faults and not trace.status_counts[:, Status.OK].any():
-        del faults[Status.RANK_DEFICIENT]  # at every step: rows that depend on each other everywhere
+        # At every step: rows that depend on each other everywhere.
+        del faults[Status.RANK_DEFICIENT]
         notes.append("rows of the constraint repeat each other at every step; the redundant ones only cost time")
     if refused:
-        share = sum(refused.values()) / total
+        fraction = sum(refused.values()) / total
         names = ", ".join(f"{Status(code).name} {count:,}" for code, count in refused.items())
-        if share <= MANY_REFUSED:
-            notes.append(
-                f"{percent(share)} of {total:,} moves were refused on the way ({names}), which is part of exact sampling"
-            )
-        else:
-            remedy = (
+        moves = f"{percent(fraction)} of {total:,} moves were refused"
+        if fraction > MANY_REFUSED:
+            hard = (
                 "the set is hard to follow where the chains are (sharp bends, singular points, a constraint with little "
                 "precision): look at og.land from several starts, use jax_enable_x64, or og.o_langevin"
-                if trace.provenance.get("tuned")
-                else "use a smaller step"
             )
-            text = f"{percent(share)} of {total:,} moves were refused ({names}): {remedy}."
-            return Finding("status", "bad" if Status.NON_FINITE in faults else "doubtful", text)
+            remedy = hard if trace.provenance.get("tuned") else "use a smaller step"
+            return Finding("status", level, f"{moves} ({names}): {remedy}.")
+        notes.append(f"{moves} on the way ({names}), which is part of exact sampling")
     if not faults:
         text = "; ".join(notes)
-        return Finding("status", "fine", text[0].upper() + text[1:] + "." if text[0].isalpha() else text + ".")
-    text = "; ".join(
-        [f"{count:,} of {total:,} {Status(code).name}: {Status(code).remedy}" for code, count in faults.items()] + notes
-    )
-    return Finding("status", "bad" if Status.NON_FINITE in faults else "doubtful", text + ".")
+        return Finding("status", "fine", f"{text[0].upper()}{text[1:]}.")
+    named = [f"{count:,} of {total:,} {Status(code).name}: {Status(code).remedy}" for code, count in faults.items()]
+    return Finding("status", level, "; ".join(named + notes) + ".")
 
 
 def movement_finding(trace: Trace) -> Finding:
@@ -68,65 +64,56 @@ def movement_finding(trace: Trace) -> Finding:
         return Finding("movement", "unknown", "one draw per chain shows none.")
     moved = np.zeros((trace.num_chains, trace.num_draws - 1), bool)
     for value in trace.variables.values():
-        flat = value.reshape(*value.shape[:2], -1)
-        for chain, here in enumerate(flat):
+        for chain, here in enumerate(value.reshape(*value.shape[:2], -1)):
             moved[chain] |= (here[1:] != here[:-1]).any(axis=1)
-    share = moved.mean(axis=1)
-    stuck = np.flatnonzero(share < max(STUCK, np.median(share) / 20))
+    moving = moved.mean(axis=1)
+    stuck = np.flatnonzero(moving < max(STUCK, np.median(moving) / 20))
     if stuck.size:
-        first = f"chain {stuck[0]} in {percent(share[stuck[0]])} of its draws"
-        tuned = trace.provenance.get("tuned")
-        advice = "start them elsewhere" if tuned else "use a smaller step, or start them elsewhere"
+        first = f"chain {stuck[0]} in {percent(moving[stuck[0]])} of its draws"
+        step = "" if trace.provenance.get("tuned") else "use a smaller step, or "
         who = f"{stuck.size} of {trace.num_chains} chains hardly move ({first})"
-        return Finding("movement", "bad", f"{who}: {advice}, or leave them out.")
-    return Finding("movement", "fine", f"every chain moves, in at least {percent(share.min())} of its draws.")
+        return Finding("movement", "bad", f"{who}: {step}start them elsewhere, or leave them out.")
+    return Finding("movement", "fine", f"every chain moves, in at least {percent(moving.min())} of its draws.")
 
 
-def mixing_findings(trace: Trace, seen: Screen | None, problem: Problem | None) -> tuple[Finding, Finding]:
+def mixing_findings(trace: Trace, seen: Screen | None, problem: Problem | None) -> list[Finding]:
     """R-hat and ESS of the worst scalars; those that the constraint fixes are left out."""
+    both = lambda level, text: [Finding(subject, level, text) for subject in ("R-hat", "ESS")]
     if seen is None:
         reason = (
             "not given for particles: they are one interacting ensemble, not a Markov chain, so "
             "there is no autocorrelation to judge. Compare independent ensembles, and look at the law below."
         )
-        return Finding("R-hat", "unknown", reason), Finding("ESS", "unknown", reason)
+        return both("unknown", reason)
     fixed = fixed_scalars(problem, trace.position, seen)
     mixing = worst_mixing(trace.variables, seen, fixed)
     if mixing is None:
         few = f"needs at least {FEWEST} draws per chain that move; there are {trace.num_draws}."
-        return Finding("R-hat", "doubtful", few), Finding("ESS", "doubtful", few)
-    many = mixing.ess > ESS_LIMIT
-    mixed = mixing.rhat < RHAT_LIMIT or (mixing.by_chance and many)
-    close = "." if mixing.rhat < RHAT_LIMIT else ", no more than chains of this length differ by chance."
+        return both("doubtful", few)
     name = lambda index: scalar_name(trace.variables, int(index))
-    held = np.flatnonzero(fixed)
-    note = (
-        f" {name(held[0])}{f' and {held.size - 1} more are' if held.size > 1 else ' is'} fixed by the constraint."
-        if held.size
-        else ""
-    )
     # What does not move and is not fixed: no chain tells anything about it.
     idle = np.flatnonzero(seen.still & ~fixed)
     if idle.size and problem is not None:
         text = f"{name(idle[0])} moves in no chain, though the constraint does not fix it: is the step far too small?"
-        return Finding("R-hat", "doubtful", text), Finding("ESS", "doubtful", text)
-    return (
-        Finding(
-            "R-hat",
-            "fine" if mixed else "bad" if mixing.rhat > RHAT_BAD else "doubtful",
-            f"largest {mixing.rhat:.3f} (of {name(mixing.rhat_of)})"
-            + (close if mixed else "; the chains disagree: run longer.")
-            + note,
-        ),
-        Finding(
-            "ESS",
-            "fine" if many else "doubtful",
-            f"smallest {mixing.ess:,.0f} (of {name(mixing.ess_of)})"
-            + ("." if many else f"; below {ESS_LIMIT}: run longer."),
-        ),
+        return both("doubtful", text)
+    many = mixing.ess > ESS_LIMIT
+    rhat = f"largest {mixing.rhat:.3f} (of {name(mixing.rhat_of)})"
+    if mixing.rhat < RHAT_LIMIT or (mixing.by_chance and many):
+        level: Level = "fine"
+        rhat += "." if mixing.rhat < RHAT_LIMIT else ", no more than chains of this length differ by chance."
+    else:
+        level = "bad" if mixing.rhat > RHAT_BAD else "doubtful"
+        rhat += "; the chains disagree: run longer."
+    held = np.flatnonzero(fixed)
+    if held.size:
+        more = f" and {held.size - 1} more are" if held.size > 1 else " is"
+        rhat += f" {name(held[0])}{more} fixed by the constraint."
+    ess = f"smallest {mixing.ess:,.0f} (of {name(mixing.ess_of)})" + (
+        "." if many else f"; below {ESS_LIMIT}: run longer."
     )
+    return [Finding("R-hat", level, rhat), Finding("ESS", "fine" if many else "doubtful", ess)]
 
 
-def percent(share: float) -> str:
-    """A share in words."""
-    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
+def percent(fraction: float) -> str:
+    """A fraction of 1 as text, in percent."""
+    return f"{100 * fraction:.0f} %" if fraction >= 0.095 else f"{100 * fraction:.2g} %"

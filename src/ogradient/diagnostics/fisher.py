@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from ogradient.geometry import frame_at, project
 from ogradient.problem import Problem
-from ogradient.problem.functions import Position
+from ogradient.problem.functions import Position, first_of
 
 
 def orthogonal_fisher(problem: Problem, draws: Position, score: Callable[[Position], Any] | Any) -> float:
@@ -32,7 +32,7 @@ def orthogonal_fisher(problem: Problem, draws: Position, score: Callable[[Positi
     if problem.equality is None:
         raise ValueError("orthogonal_fisher needs a problem with equality=...; D is its tangent projection.")
     draws = jax.tree.map(jnp.asarray, draws)
-    problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
+    problem.check(first_of(draws))
     scores = jax.vmap(score)(draws) if callable(score) else jax.tree.map(jnp.asarray, score)
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (draws, scores)]
     if shapes[0] != shapes[1]:

@@ -12,14 +12,14 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.geometry import frame_at, landing
-from ogradient.mapping import draws_together, over_particles
+from ogradient.mapping import over_draws
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 
 NEIGHBOURS = 3
-SEGMENTS = 32  # that are looked into
+SEGMENTS = 32  # halved, those where the trapezoidal rule is most wrong
 HALVINGS = 16
-LEAST = 0.1  # in log π: a tenth more or less density
+LEAST = 0.1  # a smaller jump of log π does not count: a tenth more or less density
 
 
 def largest_jump(problem: Problem, draws: Position) -> float:
@@ -28,12 +28,13 @@ def largest_jump(problem: Problem, draws: Position) -> float:
     Costs n + 32 · 16 evaluations of log π and its gradient. Jumps below 0.1 or below the roundings of log π do not count, nor do
     those off the set or where h > 0.
     """
-    x, value, score = (np.asarray(part, np.float64) for part in _values(problem, draws))
+    x, value, score = (np.asarray(part, np.float64) for part in over_draws(_values, problem, draws))
     n = len(x)
     squares = (x**2).sum(axis=1)
     distances = squares[:, None] + squares[None] - 2 * (x @ x.T)
     scale = np.finfo(np.asarray(jax.tree.leaves(draws)[0]).dtype).eps * squares.max()
-    distances[distances <= 10 * scale] = np.inf  # the draw itself, and repetitions of it
+    # A draw is no neighbour of itself, nor of its repetitions.
+    distances[distances <= 10 * scale] = np.inf
     k = min(NEIGHBOURS, n - 1)
     near = np.argpartition(distances, k - 1, axis=1)[:, :k]
     i, j = np.repeat(np.arange(n), k), near.ravel()
@@ -43,48 +44,41 @@ def largest_jump(problem: Problem, draws: Position) -> float:
     chosen = chosen[wrong[chosen] >= LEAST]
     if chosen.size == 0:
         return 0.0
-    chosen = np.resize(chosen, SEGMENTS)  # one compilation whatever their number
+    # Always as many segments, so that one compilation serves.
+    chosen = np.resize(chosen, SEGMENTS)
     take = lambda index: jax.tree.map(lambda leaf: np.asarray(leaf)[index], draws)
-    heights = np.asarray(_halve(problem, take(i[chosen]), take(j[chosen])), np.float64)
-    return float(heights.max())
+    return float(np.max(over_draws(_jump_between, problem, (take(i[chosen]), take(j[chosen])))))
 
 
-@jax.jit
-def _values(problem: Problem, draws: Position) -> tuple[Array, Array, Array]:
-    def one(position: Position) -> tuple[Array, Array, Array]:
-        x, logdensity, _, _ = problem.flatten(position)
-        return x, *jax.value_and_grad(logdensity)(x)
-
-    return over_particles(one, jax.tree.map(jnp.asarray, draws), draws_together(problem))
+def _values(problem: Problem, position: Position) -> tuple[Array, Array, Array]:
+    """The flat position, log π and its gradient at one draw."""
+    x, logdensity, _, _ = problem.flatten(position)
+    return x, *jax.value_and_grad(logdensity)(x)
 
 
-@jax.jit
-def _halve(problem: Problem, starts: Position, ends: Position) -> Array:
-    """The jump left on each segment; 0 where there is none that counts."""
+def _jump_between(problem: Problem, ends: tuple[Position, Position]) -> Array:
+    """The jump that halving leaves on one segment; 0 where there is none that counts."""
+    first, logdensity, constraint, unravel = problem.flatten(ends[0])
+    last = problem.flatten(ends[1])[0]
+    evaluate = jax.value_and_grad(logdensity)
+    at = lambda x: (x, *evaluate(x))
 
-    def one(argument: tuple[Position, Position]) -> Array:
-        first, logdensity, constraint, unravel = problem.flatten(argument[0])
-        last = problem.flatten(argument[1])[0]
-        evaluate = jax.value_and_grad(logdensity)
-        at = lambda x: (x, *evaluate(x))
+    def wrong(a: tuple, b: tuple) -> Array:
+        error = jnp.abs(b[1] - a[1] - 0.5 * jnp.dot(a[2] + b[2], b[0] - a[0]))
+        # Outside the support log π does not jump, it ends.
+        return jnp.where(jnp.isfinite(error), error, 0.0)
 
-        def wrong(a: tuple, b: tuple) -> Array:
-            error = jnp.abs(b[1] - a[1] - 0.5 * jnp.dot(a[2] + b[2], b[0] - a[0]))
-            return jnp.where(jnp.isfinite(error), error, 0.0)  # outside the support: no jump but an end
+    def halve(ends: tuple, _: None) -> tuple[tuple, None]:
+        a, b = ends
+        middle = at(0.5 * (a[0] + b[0]))
+        left = wrong(a, middle) >= wrong(middle, b)
+        pick = lambda one, other: jax.tree.map(lambda u, v: jnp.where(left, u, v), one, other)
+        return (pick(a, middle), pick(middle, b)), None
 
-        def halve(ends: tuple, _: None) -> tuple[tuple, None]:
-            a, b = ends
-            middle = at(0.5 * (a[0] + b[0]))
-            left = wrong(a, middle) >= wrong(middle, b)
-            pick = lambda one, other: jax.tree.map(lambda u, v: jnp.where(left, u, v), one, other)
-            return (pick(a, middle), pick(middle, b)), None
-
-        (a, b), _ = lax.scan(halve, (at(first), at(last)), length=HALVINGS)
-        height = wrong(a, b)
-        least = LEAST + 64 * jnp.finfo(first.dtype).eps * jnp.maximum(jnp.abs(a[1]), jnp.abs(b[1]))
-        length = jnp.linalg.norm(last - first)
-        near = jnp.linalg.norm(landing(frame_at(constraint, a[0]), alpha=1.0)) <= 0.5 * length
-        inside = jnp.all(problem.inequality_value(unravel(a[0])) <= 0)
-        return jnp.where((height > least) & near & inside, height, 0.0)
-
-    return over_particles(one, jax.tree.map(jnp.asarray, (starts, ends)), draws_together(problem))
+    (a, b), _ = lax.scan(halve, (at(first), at(last)), length=HALVINGS)
+    height = wrong(a, b)
+    least = LEAST + 64 * jnp.finfo(first.dtype).eps * jnp.maximum(jnp.abs(a[1]), jnp.abs(b[1]))
+    length = jnp.linalg.norm(last - first)
+    near = jnp.linalg.norm(landing(frame_at(constraint, a[0]), alpha=1.0)) <= 0.5 * length
+    inside = jnp.all(problem.inequality_value(unravel(a[0])) <= 0)
+    return jnp.where((height > least) & near & inside, height, 0.0)

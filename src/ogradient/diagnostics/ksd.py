@@ -25,7 +25,7 @@ from ogradient.geometry import Frame, random_signs, stein_drift
 from ogradient.geometry.boundary import boundary_weight
 from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
-from ogradient.problem.functions import Position
+from ogradient.problem.functions import Position, first_of
 from ogradient.stein import RKHSKernel, imq, median_bandwidth, rbf, squared_distances
 
 WIDE = (1.0, 10.0)  # bandwidths of the wide kernels, in median squared distances
@@ -89,10 +89,9 @@ def orthogonal_ksd(
         raise ValueError(f"orthogonal_ksd needs at least two draws; got {n}.")
     labels = _labels(groups, n, statistic, flip_probability)
     problem.check_whole()
-    problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
-    x, drift, frames = _geometry(
-        problem, draws, min(draws_together(problem) or block_size, n), jax.random.key(seed + 1)
-    )
+    problem.check(first_of(draws))
+    together = min(draws_together(problem) or block_size, n)
+    x, drift, frames = _geometry(problem, draws, together, jax.random.key(seed + 1))
     if not bool(jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(drift))):
         raise ValueError("some draws, or the score or curvature at them, are not finite; remove those draws first.")
     kernel = rbf() if rkhs_kernel is None else rkhs_kernel
@@ -101,21 +100,16 @@ def orthogonal_ksd(
         raise ValueError(
             "more than half of the draws coincide, so the median bandwidth is 0; give one: og.rbf(bandwidth=1.0)."
         )
-    weight = None
-    if problem.inequality is not None:
-        weight = _boundary(problem, draws, frames, h, min(block_size, n))
-    kernels: tuple[RKHSKernel, ...] = (kernel,)
-    bandwidths = [float(h)]
-    if rkhs_kernel is None:
-        kernels, bandwidths = (kernel, imq(), imq()), [float(h), *(float(h) * np.log(n) * wide for wide in WIDE)]
-    count, replications = int(labels.max()) + 1, max(num_bootstrap, 1)
-    signs = _wild_signs(jax.random.key(seed), count, replications, flip_probability, x.dtype)
-    arrays = (np.array(bandwidths, x.dtype), x, drift, frames, weight, labels, signs)
-    totals, diagonals, squares, resampled, features = (
-        np.asarray(part, np.float64) for part in _rows(kernels, *arrays, block_size=min(block_size, n))
-    )
-    observed = list(totals.sum(axis=0))
-    replicated = list(resampled.sum(axis=0))
+    block_size = min(block_size, n)
+    weight = None if problem.inequality is None else _boundary(problem, draws, frames, h, block_size)
+    wide = () if rkhs_kernel is not None else WIDE
+    kernels = (kernel, *(imq() for _ in wide))
+    bandwidths = np.array([float(h), *(float(h) * np.log(n) * factor for factor in wide)], x.dtype)
+    num_groups, replications = int(labels.max()) + 1, max(num_bootstrap, 1)
+    signs = _wild_signs(jax.random.key(seed), num_groups, replications, flip_probability, x.dtype)
+    parts = _rows(kernels, block_size, bandwidths, _Draws(x, drift, frames, weight), labels, signs)
+    totals, diagonals, squares, resampled, features = (np.asarray(part, np.float64) for part in parts)
+    observed, replicated = list(totals.sum(axis=0)), list(resampled.sum(axis=0))
     if rkhs_kernel is None:
         total, again = _scale(features, labels, np.asarray(signs, np.float64))
         observed, replicated = [*observed, total], [*replicated, again]
@@ -130,8 +124,20 @@ def orthogonal_ksd(
     )
 
 
+class _Draws(NamedTuple):
+    """Flat positions (n, d), a (n, d), frames, and with inequalities b (n,) and D∇b (n, d)."""
+
+    x: Array
+    drift: Array
+    frames: Frame
+    weight: tuple[Array, Array] | None
+
+
 def _p_value(observed: np.ndarray, replicated: np.ndarray) -> float:
-    """How often resampling (k, R) shows as much as was seen (k,), in the largest of k statistics over their standard errors."""
+    """How often resampling shows as much as was seen, in the largest of k statistics, each in its own standard errors.
+
+    `observed` has shape (k,), and `replicated` (k, replications).
+    """
     errors = np.maximum(replicated.std(axis=1), np.finfo(float).tiny)
     seen, shown = np.max(observed / errors), np.max(replicated / errors[:, None], axis=0)
     return float((1 + np.sum(shown >= seen)) / (1 + shown.size))
@@ -150,7 +156,7 @@ def _scale(features: np.ndarray, labels: np.ndarray, signs: np.ndarray) -> tuple
 
 
 def _labels(groups: np.ndarray | None, n: int, statistic: str, flip_probability: float) -> np.ndarray:
-    """Groups numbered from 0."""
+    """The group of every draw, numbered from 0; each draw is its own where no groups are given."""
     if groups is None:
         return np.arange(n)
     if np.shape(groups) != (n,):
@@ -184,32 +190,28 @@ def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) ->
 
 @partial(jax.jit, static_argnums=4)
 def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_size: int) -> tuple[Array, Array]:
-    unravel = problem.flatten(jax.tree.map(lambda leaf: leaf[0], draws))[3]
+    """The boundary weights b (n,) of all draws, and D∇b (n, d)."""
+    unravel = problem.flatten(first_of(draws))[3]
     x = jax.vmap(lambda position: problem.flatten(position)[0])(draws)
     return boundary_weight(lambda x: problem.inequality_value(unravel(x)), frames, x, h, block_size)
 
 
-@partial(jax.jit, static_argnums=0, static_argnames="block_size")
+@partial(jax.jit, static_argnums=(0, 1))
 def _rows(
-    kernels: tuple[RKHSKernel, ...],
-    bandwidths: Array,
-    x: Array,
-    drift: Array,
-    frames: Frame,
-    weight: tuple[Array, Array] | None,
-    labels: Array,
-    signs: Array,
-    *,
-    block_size: int,
+    kernels: tuple[RKHSKernel, ...], block_size: int, bandwidths: Array, draws: _Draws, labels: Array, signs: Array
 ) -> tuple[Array, ...]:
-    """Per draw i and kernel, over j of other groups: Σ K_ij, K_ii, Σ K_ij², W_i Σ K_ij W_j per replication. And f of `_scale`."""
+    """Sums over the pairs of every draw, for every kernel; and the features f of `_scale`.
+
+    For draw i, over the draws j of other groups: Σ K_ij, K_ii, Σ K_ij², and W_i Σ K_ij W_j per replication.
+    """
+    x, drift, frames, weight = draws
     n, d = x.shape
     x = x - jnp.mean(x, axis=0, keepdims=True)
     normals, signs = frames.root @ frames.jacobian, signs[labels]
-    share = jnp.ones(n, x.dtype)
+    b = jnp.ones(n, x.dtype)
     if weight is not None:
-        share, gradient = weight
-        drift = share[:, None] * drift + gradient
+        b, gradient = weight
+        drift = b[:, None] * drift + gradient
     offsets = jnp.einsum("jmd,jd->jm", normals, x)
     along = jnp.sum(drift * x, axis=1)
     size = jnp.sum(normals**2, axis=(1, 2))
@@ -225,8 +227,8 @@ def _rows(
         trace = d - size - size[index] + jnp.sum(overlap**2, axis=(1, 2))  # tr(D_i D_j)
         quadratic = u - jnp.sum(theirs**2, axis=1) - jnp.sum(mine**2, axis=1)
         quadratic = quadratic + jnp.einsum("jm,jmk,jk->j", theirs, overlap, mine)  # (x_i−x_j)ᵀ D_j D_i (x_i−x_j)
-        both = share[index] * share
-        gradients = share * first - share[index] * second + both * trace
+        both = b[index] * b
+        gradients = b * first - b[index] * second + both * trace
         product, independent = drift @ a, labels != labels[index]
 
         def sums(kernel: RKHSKernel, h: Array) -> tuple[Array, Array, Array, Array]:
@@ -238,7 +240,7 @@ def _rows(
         by_kernel = [sums(kernel, bandwidths[i]) for i, kernel in enumerate(kernels)]
         return tuple(jnp.stack(parts) for parts in zip(*by_kernel, strict=True))
 
-    features = drift * x + share[:, None] * (1 - jnp.sum(normals**2, axis=1))
+    features = drift * x + b[:, None] * (1 - jnp.sum(normals**2, axis=1))
     return *over_particles(row, (jnp.arange(n), x, drift, normals), block_size), features
 
 

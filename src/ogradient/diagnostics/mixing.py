@@ -7,7 +7,7 @@ and Fourier transforms of every scalar it is given, 15 ms each for 32 chains of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,27 +19,26 @@ from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.status import ConvergenceWarning, warn
 
-STRETCHES = 20  # per chain
+STRETCHES = 20  # of a chain, whose means the look takes
 WORST = 25  # scalars by each of R-hat and ESS that ArviZ is asked about
-PIECES = 8  # per chain, longer, so that each has several correlation times
+PIECES = 8  # of a chain, longer than stretches, so that each has several correlation times
 OUTLIER = 5  # standard errors of a chain's mean
 FEWEST = 4  # draws per chain: ArviZ splits chains in halves
-ROUNDINGS = 64  # a spread of so many roundings of the numbers themselves is none
+ROUNDINGS = 64  # a scalar whose spread is within so many of its own roundings stands still
 RHAT_LIMIT, RHAT_BAD, RHAT_WARNS, ESS_WARNS = 1.01, 1.1, 1.05, 100
 FIXED_DRAWS = 64  # at which the constraint is asked what it fixes
-FIXED = 1e-2  # of a unit step along a coordinate is left by the tangent projection of one that is fixed
-FIXED_ROUNDINGS = 1000  # of the largest coordinate: the spread that solvers leave to one that is fixed
+FIXED = 1e-2  # the tangent projection leaves at most this of a unit step along a fixed coordinate
+FIXED_ROUNDINGS = 1000  # the spread that solvers leave to a fixed coordinate, in roundings of the largest one
 
 
 class Screen(NamedTuple):
     """A look at all scalars, in the order of the leaves: rough numbers, good enough to find the worst."""
 
     sd: np.ndarray  # over all draws
-    within: np.ndarray  # the same within chains
-    size: np.ndarray  # largest absolute value
+    size: np.ndarray  # the largest absolute value
     eps: np.ndarray  # of the dtype
-    rhat: np.ndarray  # of x and of (x − mean)², the larger
-    ess: np.ndarray  # of both, the smaller
+    rhat: np.ndarray  # the larger of those of x and of (x − mean)²
+    ess: np.ndarray  # the smaller of both
 
     @property
     def still(self) -> np.ndarray:
@@ -55,6 +54,13 @@ class Mixing(NamedTuple):
     ess: float
     ess_of: int
     by_chance: bool  # R-hat is no larger than what chains of this length and correlation time differ by
+
+
+def evenly_spaced(draws: Any, most: int) -> Any:
+    """At most so many draws of arrays with the draws as first axis, evenly spaced."""
+    n = jax.tree.leaves(draws)[0].shape[0]
+    chosen = np.linspace(0, n - 1, min(most, n)).astype(int)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], draws)
 
 
 def screen(variables: Mapping[str, np.ndarray]) -> Screen:
@@ -83,12 +89,11 @@ def _screen(x: np.ndarray) -> Screen:
         y *= y
         fourth += y.mean(axis=0) / chains
     variance = second.mean(axis=(0, 1))
-    looks = [_look(first, variance, length)]
-    looks.append(_look(second - variance, np.maximum(fourth - variance**2, 0), length))
-    rhat, ess = (np.stack(column) for column in zip(*looks, strict=True))
-    within = np.sqrt(np.maximum(variance - (first.mean(axis=1) ** 2).mean(axis=0), 0))
+    rhat, ess = _look(first, variance, length)
+    square_rhat, square_ess = _look(second - variance, np.maximum(fourth - variance**2, 0), length)
     eps = np.full(dim, np.finfo(x.dtype).eps)
-    return Screen(scale * np.sqrt(variance), scale * within, size, eps, rhat.max(axis=0), ess.min(axis=0))
+    worst = np.maximum(rhat, square_rhat), np.minimum(ess, square_ess)
+    return Screen(scale * np.sqrt(variance), size, eps, *worst)
 
 
 def _look(means: np.ndarray, variance: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +103,8 @@ def _look(means: np.ndarray, variance: np.ndarray, length: int) -> tuple[np.ndar
     between = halves.reshape(-1, dim).var(axis=0, ddof=1)
     safe = np.where(variance > 0, variance, 1.0)
     rhat = np.sqrt(safe / np.maximum(safe - between, 1e-12 * safe))
-    long_run = length * (means**2).mean(axis=(0, 1))  # variance of a mean over many draws, times their number
+    # The variance of a mean over many draws, times their number.
+    long_run = length * (means**2).mean(axis=(0, 1))
     ess = chains * stretches * length * safe / np.where(long_run > 0, long_run, safe)
     moves = variance > 0
     return np.where(moves, rhat, 1.0), np.where(moves, ess, np.inf)
@@ -119,30 +125,27 @@ def worst_mixing(
     flat = [value.reshape(*value.shape[:2], -1) for value in variables.values()]
     ends = np.cumsum([value.shape[2] for value in flat])
     axes = {"chain_axis": 0, "draw_axis": 1}
-    rhats, sizes = np.full(chosen.size, np.nan), np.full(chosen.size, np.nan)
 
-    def scalar(index: int) -> np.ndarray:
+    def scalar(index: int | np.integer) -> np.ndarray:
+        # In its leaf a scalar is counted from the end.
         leaf = int(np.searchsorted(ends, index, side="right"))
-        return np.asarray(flat[leaf][..., index - ends[leaf]], np.float64)  # counted from the end of its leaf
+        return np.asarray(flat[leaf][..., index - ends[leaf]], np.float64)
 
-    for i, index in enumerate(chosen):
-        draws = scalar(int(index))
-        rhats[i] = array_stats.rhat(draws, **axes, method="rank")
-        sizes[i] = array_stats.ess(draws, **axes, method="bulk")
+    rhats: np.ndarray = np.array([array_stats.rhat(scalar(i), **axes, method="rank") for i in chosen], np.float64)
+    sizes: np.ndarray = np.array([array_stats.ess(scalar(i), **axes, method="bulk") for i in chosen], np.float64)
     if not np.isfinite(rhats).any():
         return None
     high, low = int(np.nanargmax(rhats)), int(np.nanargmin(sizes))
-    doubtful = [scalar(int(i)) for i in chosen[rhats > RHAT_LIMIT]]
-    by_chance = rhats[high] <= RHAT_BAD and all(_differ_by_chance(draws) for draws in doubtful)
+    by_chance = rhats[high] <= RHAT_BAD and all(_differ_by_chance(scalar(i)) for i in chosen[rhats > RHAT_LIMIT])
     return Mixing(float(rhats[high]), int(chosen[high]), float(sizes[low]), int(chosen[low]), by_chance)
 
 
 def _differ_by_chance(draws: np.ndarray) -> bool:
     """Whether the halves of chains (chain, draw) differ no more than pieces within them say they should.
 
-    R-hat of chains that agree is about 1 + chains/ESS: with many chains it passes 1.01 though the ESS is large enough. The means
-    of halves should vary by the variance of the means of their four pieces, over four, and no chain be five standard errors from
-    the others. Ranks, of x and of |x − median|.
+    R-hat of chains that agree is about 1 + chains/ESS: with many chains it passes 1.01 though the ESS is large enough. Looked at
+    are the ranks of x and of |x − median|. The means of halves should vary by the variance of the means of their four pieces,
+    over four. No chain should be five standard errors from the others.
     """
     chains, n = draws.shape
     length = n // PIECES
@@ -163,22 +166,17 @@ def _differ_by_chance(draws: np.ndarray) -> bool:
 
 
 def fixed_scalars(problem: Problem | None, position: Position, seen: Screen) -> np.ndarray:
-    """Which scalars the constraint fixes: what moves in them are roundings, of which R-hat would make a disagreement.
+    """Which scalars the constraint fixes. Only roundings move in those, which R-hat would take for a disagreement.
 
-    e_k is a normal of the set at every draw looked at, |D e_k| ≤ `FIXED`, and x_k varies by roundings of the position only.
+    A scalar x_k is fixed where e_k is a normal of the set at every draw looked at, |D e_k| ≤ `FIXED`, and x_k varies by
+    roundings of the position only.
     """
-    none = np.zeros(seen.sd.size, bool)
-    if problem is None or problem.equality is None or not problem.whole:
-        return none
-    little = seen.sd <= FIXED_ROUNDINGS * seen.eps * seen.size.max()
-    if not little.any():
-        return none
-
+    hardly_varies = seen.sd <= FIXED_ROUNDINGS * seen.eps * seen.size.max(initial=0)
+    if problem is None or problem.equality is None or not problem.whole or not hardly_varies.any():
+        return np.zeros(seen.sd.size, bool)
     pooled = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), position)
-    n = jax.tree.leaves(pooled)[0].shape[0]
-    chosen = np.linspace(0, n - 1, min(n, FIXED_DRAWS)).astype(int)
-    tangential = over_draws(_tangential_parts, problem, jax.tree.map(lambda leaf: leaf[chosen], pooled))
-    return little & (np.asarray(tangential).max(axis=0) <= FIXED**2)
+    tangential = over_draws(_tangential_parts, problem, evenly_spaced(pooled, FIXED_DRAWS))
+    return hardly_varies & (np.asarray(tangential).max(axis=0) <= FIXED**2)
 
 
 def _tangential_parts(problem: Problem, position: Position) -> jax.Array:
@@ -206,12 +204,9 @@ def warn_if_unmixed(variables: Mapping[str, np.ndarray], problem: Problem | None
     """
     chains, draws = next(iter(variables.values())).shape[:2]
     if draws < FEWEST:
+        few = f"only {chains * draws} draws were kept, too few for R-hat and ESS to say whether the chains have mixed"
         if chains * draws < ESS_WARNS:
-            warn(
-                f"only {chains * draws} draws were kept, too few for R-hat and ESS to say whether the chains have mixed: raise "
-                "num_samples.",
-                ConvergenceWarning,
-            )
+            warn(f"{few}: raise num_samples.", ConvergenceWarning)
         return
     seen = screen(variables)
     moves = ~seen.still

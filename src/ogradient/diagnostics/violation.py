@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from ogradient.mapping import over_draws
 from ogradient.problem import Problem
-from ogradient.problem.functions import Position
+from ogradient.problem.functions import Position, first_of
 
 QUANTILES = (0.5, 0.9, 0.99)
 
@@ -33,7 +32,7 @@ def constraint_violation(problem: Problem, draws: Position) -> dict[str, Any]:
     if not problem.constrained:
         raise ValueError("the problem has no constraint to violate.")
     problem.check_whole()
-    problem.check(jax.tree.map(lambda leaf: leaf[0], draws))
+    problem.check(first_of(draws))
     values = over_draws(Problem.constraint_value, problem, draws)
     report = {}
     for kind, value in values.items():

@@ -1,10 +1,10 @@
 """The experiments, one file each. `EXPERIMENTS` is what the command line and the docs list; modules load when they run.
 
-To add one, write its file and its row. The file has
+To add one, write its file, and its row: the name of the file and a sentence on it. The file has
 
 - `Config`, a frozen dataclass. A field made by `options.option` becomes an option of the command;
-- `run(config, out, *, progress)`, which writes a folder and returns the rows of its table and the path of its figure. One that
-  reads raw tables takes `data` too, their folder.
+- `run(config, out, *, progress)`, which writes a folder and returns the rows of its table and the path of its figure. An
+  experiment that reads raw tables takes `data` too, their folder.
 
 It may have
 
@@ -24,43 +24,17 @@ class Experiment(NamedTuple):
     help: str
 
 
-EXPERIMENTS: dict[str, Experiment] = {
-    "synthetic": Experiment(
-        "ogradient.experiments.synthetic",
-        "The paper's cubic: energy distance and |g| against iterations, from on and off the set.",
-    ),
-    "hyperparameters": Experiment(
-        "ogradient.experiments.hyperparameters", "O-Langevin on the cubic from off the set, for several alpha and beta."
-    ),
-    "runtime": Experiment(
-        "ogradient.experiments.runtime",
-        "Energy distance on the cubic against seconds, with mici's samplers beside ours.",
-    ),
-    "theory": Experiment(
-        "ogradient.experiments.theory",
-        "Decay of |g| against the predicted rates, and of the Stein discrepancy, for O-SVGD and O-Langevin.",
-    ),
-    "problem": Experiment(
-        "ogradient.experiments.problem", "Any problem with a known answer, with any sampler, scored against its truth."
-    ),
-    "measure": Experiment(
-        "ogradient.experiments.measure", "One torus as the zero set of two functions, in both measures."
-    ),
-    "income": Experiment(
-        "ogradient.experiments.income",
-        "A Bayesian network on Adult whose predictions must not covary with sex, along training.",
-    ),
-    "moment": Experiment(
-        "ogradient.experiments.moment", "Constraining every draw against constraining their mean, on Adult."
-    ),
-    "loan": Experiment(
-        "ogradient.experiments.loan", "Logistic regression on Lending Club under two logic rules, along training."
-    ),
-    "tradeoff": Experiment(
-        "ogradient.experiments.tradeoff", "Accuracy against fairness on Adult, for several levels of the constraint."
-    ),
-    "reference": Experiment(
-        "ogradient.experiments.reference",
-        "O-Langevin against exact draws: posterior means of constrained logistic regressions on both tables.",
-    ),
+_HELP = {
+    "synthetic": "The paper's cubic: energy distance and |g| against iterations, from on and off the set.",
+    "hyperparameters": "O-Langevin on the cubic from off the set, for several alpha and beta.",
+    "runtime": "Energy distance on the cubic against seconds, with mici's samplers beside ours.",
+    "theory": "Decay of |g| against the predicted rates, and of the Stein discrepancy, for O-SVGD and O-Langevin.",
+    "problem": "Any problem with a known answer, with any sampler, scored against its truth.",
+    "measure": "One torus as the zero set of two functions, in both measures.",
+    "income": "A Bayesian network on Adult whose predictions must not covary with sex, along training.",
+    "moment": "Constraining every draw against constraining their mean, on Adult.",
+    "loan": "Logistic regression on Lending Club under two logic rules, along training.",
+    "tradeoff": "Accuracy against fairness on Adult, for several levels of the constraint.",
+    "reference": "O-Langevin against exact draws: posterior means of constrained logistic regressions on both tables.",
 }
+EXPERIMENTS = {name: Experiment(f"ogradient.experiments.{name}", text) for name, text in _HELP.items()}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from ogradient import storage
 from ogradient._version import __version__
 from ogradient.experiments.text import format_number
 from ogradient.extras import require
+from ogradient.storage import write_atomically
 from ogradient.trace import Trace
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 require("matplotlib", "the experiments need", "experiments")
 
 Rows = Sequence[Mapping[str, Any]]
+Outcome = tuple[list[dict[str, Any]], Path]  # what an experiment returns: the rows of its table, the path of its figure
 
 
 def write_folder(
@@ -35,9 +36,9 @@ def write_folder(
     *,
     title: str,
     config: Mapping[str, Any],
-    metrics: Mapping[str, Any],
     rows: Rows,
     figure: Figure,
+    metrics: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     traces: Mapping[str, Trace] | None = None,
     extra: Mapping[str, bytes] | None = None,
@@ -48,9 +49,9 @@ def write_folder(
         folder: created if need be.
         title: of the report.
         config: every setting, enough to repeat the run; versions and device are added.
-        metrics: the numbers behind the figure, JSON-able.
-        rows: a short table for the report, one mapping per row.
+        rows: a short table, one mapping per row. It stands in the report, and in the metrics as "table".
         figure: saved as PNG and embedded in the report.
+        metrics: the numbers behind the figure, JSON-able.
         notes: sentences a reader of the report should know.
         traces: by file name without `.zarr`.
         extra: other files by name.
@@ -58,7 +59,8 @@ def write_folder(
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (extra or {}).items():
         write_atomically(folder / name, content)
-    surroundings = {
+    settings = {
+        **config,
         "ogradient": __version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
@@ -67,19 +69,13 @@ def write_folder(
     }
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
-    write_atomically(folder / "config.json", json.dumps({**config, **surroundings}, indent=1))
-    write_atomically(folder / "metrics.json", json.dumps(metrics, indent=1))
+    write_atomically(folder / "config.json", json.dumps(settings, indent=1))
+    write_atomically(folder / "metrics.json", json.dumps({"table": rows, **(metrics or {})}, indent=1))
     write_atomically(folder / "figure.png", buffer.getvalue())
-    report = render_report(title, {**config, **surroundings}, rows, buffer.getvalue(), notes)
-    write_atomically(folder / "report.html", report)
+    write_atomically(folder / "report.html", render_report(title, settings, rows, buffer.getvalue(), notes))
     for name, trace in (traces or {}).items():
         trace.save(folder / f"{name}.zarr", overwrite=True)
     return folder / "figure.png"
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside the target and rename: a reader sees the old file or the new one, never half of one."""
-    storage.write_atomically(path, content.encode() if isinstance(content, str) else content)
 
 
 def render_report(title: str, config: Mapping[str, Any], rows: Rows, png: bytes, notes: Sequence[str]) -> str:

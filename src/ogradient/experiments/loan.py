@@ -2,8 +2,8 @@
 
 Rule 1: grade G and not employed (n/a or under a year): reject. Rule 2: grade A and long employed (10+ years, the most that the
 table tells): approve. g has one row per rule, the mean cross entropy of the rule's answer over its training rows minus a level:
-a loss is never 0, so a level must be asked for. The paper has one loss over the rows of both rules together; here that
-leaves rule 1, a thirtieth of those rows, broken (`one loss`).
+a loss is never 0, so a level must be asked for. The paper has one loss over the rows of both rules together (`one loss`). Here
+that leaves rule 1 broken, which has a thirtieth of those rows.
 """
 
 from __future__ import annotations
@@ -19,29 +19,16 @@ from jax import Array
 
 from ogradient.datasets import Dataset, Split, lending
 from ogradient.evaluation import binomial_interval
-from ogradient.experiments import options
-from ogradient.experiments.folder import write_folder
-from ogradient.experiments.training import (
-    Classifier,
-    Entry,
-    Run,
-    as_metrics,
-    at_end,
-    bernoulli,
-    devices,
-    draw_panels,
-    follow,
-    logistic,
-    normal_prior,
-    over_particles_mean,
-    plus_minus,
-)
+from ogradient.experiments import options, training
+from ogradient.experiments.folder import Outcome, write_folder
+from ogradient.experiments.training import Classifier, Entry, Run, at_end, over_particles_mean, plus_minus
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.problem.posterior import posterior
 from ogradient.samplers import langevin, o_langevin, o_svgd, svgd
 
-LANGEVIN_STEP, SVGD_STEP = 0.34, 3.4  # divided by the number of rows: 1e-5 and 1e-4 for all of them
+# Divided by the number of rows: 1e-5 and 1e-4 for all of them.
+LANGEVIN_STEP, SVGD_STEP = 0.34, 3.4
 PULL = 0.1  # αη
 LEVELS = (0.2, 0.05)  # of the mean cross entropy on the rows of rule 1 and of rule 2
 OTHER_LEVELS = (0.5, 0.3, 0.1)  # of rule 1, to see what the level decides
@@ -74,30 +61,38 @@ def rule_losses(model: Classifier, split: Split) -> Any:
 
 
 def build(
-    model: Classifier,
-    split: Split,
-    *,
-    levels: tuple[float, float] = LEVELS,
-    balanced: bool = False,
-    together: bool = False,
+    model: Classifier, split: Split, *, rule_1: float = LEVELS[0], balanced: bool = False, together: bool = False
 ) -> Problem:
-    """The posterior under the rules: at levels per rule or `together` as one loss, with classes as they are or `balanced`."""
-    assert split.rule is not None
-    losses, wanted = rule_losses(model, split), jnp.asarray(levels)
-    share = np.array([np.sum(split.rule == 1), np.sum(split.rule == 2)], np.float32) / np.sum(split.rule > 0)
+    """The posterior under the rules.
+
+    Args:
+        model: of the label.
+        split: the training rows.
+        rule_1: the level of rule 1; that of rule 2 is always the same.
+        balanced: whether both classes weigh alike in the likelihood.
+        together: whether both rules are one loss, a mean over the rows of both.
+    """
+    losses, levels = rule_losses(model, split), jnp.asarray((rule_1, LEVELS[1]))
+    rows = np.asarray(rows_of_rules(split), np.float64)
     repaid = float(split.label.mean())
     weight = np.where(split.label == 1, 0.5 / repaid, 0.5 / (1 - repaid)) if balanced else np.ones_like(split.label)
 
     def loglikelihood(position: Position, batch: dict[str, Array]) -> Array:
-        return bernoulli(model.logit(position, batch["features"]), batch["label"], batch["weight"])
+        return training.bernoulli(model.logit(position, batch["features"]), batch["label"], batch["weight"])
 
     def equality(position: Position, batch: dict[str, Array]) -> Array:
-        del batch  # the rules have rows of their own
-        excess = losses(position) - wanted
-        return jnp.sum(jnp.asarray(share) * excess) if together else excess
+        # The rules have rows of their own.
+        del batch
+        excess = losses(position) - levels
+        return jnp.sum(jnp.asarray(rows / rows.sum()) * excess) if together else excess
 
     data = {"features": split.features, "label": split.label, "weight": weight.astype(np.float32)}
-    return posterior(normal_prior, loglikelihood, data, equality=equality)
+    return posterior(training.normal_prior, loglikelihood, data, equality=equality)
+
+
+def rows_of_rules(split: Split) -> list[int]:
+    """How many rows each of the two rules touches."""
+    return [int(np.sum(split.rule == number)) for number in (1, 2)]
 
 
 def entries(model: Classifier, split: Split) -> list[Entry]:
@@ -117,7 +112,7 @@ def entries(model: Classifier, split: Split) -> list[Entry]:
     one = build(model, split, together=True)
     chosen.append(Entry("o_langevin, one loss", one, constrained(one)))
     for level in OTHER_LEVELS:
-        other = build(model, split, levels=(level, LEVELS[1]))
+        other = build(model, split, rule_1=level)
         chosen.append(Entry(f"o_langevin, level {level:g}", other, constrained(other)))
     return chosen
 
@@ -132,51 +127,36 @@ CURVES = {
     "test violation of rule 1": over_particles_mean("test", "rule_1_violation"),
     "test violation of rule 2": over_particles_mean("test", "rule_2_violation"),
 }
-SHOWN = (
-    "training log likelihood per row",
-    "|logic loss − level|",
-    "training violation of rule 1",
-    "test accuracy",
-)
+SHOWN = ("training log likelihood per row", "|logic loss − level|", "training violation of rule 1", "test accuracy")
 
 
 def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = True) -> dict[str, list[Run]]:
     """All runs; those already in the folder are read."""
-    model = logistic(dataset.train.features.shape[1])
-    return follow(entries(model, dataset.train), model, dataset, out / "loan", config, progress=progress)
+    model = training.logistic(dataset.train.features.shape[1])
+    return training.follow(entries(model, dataset.train), model, dataset, out / "loan", config, progress)
 
 
-def run(
-    config: Config, out: Path, *, data: Path | None = None, progress: bool = True
-) -> tuple[list[dict[str, Any]], Path]:
+def run(config: Config, out: Path, *, data: Path | None = None, progress: bool = True) -> Outcome:
     """Run what is missing, write the folder, return the table and the path of the figure."""
     dataset = lending(data)
     runs = compute(config, out, dataset, progress=progress)
     rows = [row(label, mine, dataset) for label, mine in runs.items()]
     shown = {label: mine for label, mine in runs.items() if "level" not in label}
     repaid = max(float(dataset.test.label.mean()), 1 - float(dataset.test.label.mean()))
-    assert dataset.train.rule is not None
-    assert dataset.test.rule is not None
-    counts = [[int(np.sum(split.rule == k)) for k in (1, 2)] for split in (dataset.train, dataset.test)]
-    path = write_folder(
+    train, test = rows_of_rules(dataset.train), rows_of_rules(dataset.test)
+    return rows, write_folder(
         out / "loan",
         title="Loans under two logic rules",
-        config={
-            "experiment": "loan",
-            **asdict(config),
-            "levels": LEVELS,
-            "data": dataset.provenance,
-            "computed on": devices(runs),
-        },
-        metrics={"table": rows, "always repaid": repaid, "curves": as_metrics(runs, CURVES)},
+        config={"experiment": "loan", **asdict(config), "levels": LEVELS, **training.origin(dataset, runs)},
+        metrics={"always repaid": repaid, "curves": training.as_metrics(runs, CURVES)},
         rows=rows,
-        figure=draw_panels(shown, {name: CURVES[name] for name in SHOWN}, log=SHOWN[1:2]),
+        figure=training.draw_panels(shown, {name: CURVES[name] for name in SHOWN}, log=SHOWN[1:2]),
         notes=[
             f"Means over {config.particles} particles after {config.steps:,} steps; ± standard errors over {config.seeds} seeds. "
             f"Always answering 'repaid' is right on {100 * repaid:.1f} % of the test rows. Logic losses are mean cross entropies "
             f"on the training rows of a rule; asked for are {LEVELS[0]:g} (rule 1) and {LEVELS[1]:g} (rule 2) unless a level is "
             "named.",
-            f"Rule 1 touches {counts[0][0]} training and {counts[1][0]} test rows, rule 2 {counts[0][1]} and {counts[1][1]}. In "
+            f"Rule 1 touches {train[0]} training and {test[0]} test rows, rule 2 {train[1]} and {test[1]}. In "
             "brackets: 95 % Wilson intervals for the rate of violations on new rows, from as many test rows as the mean over "
             "particles says. With so few rows of rule 1 one test row more or less is several points.",
             "'Balanced' weights both classes alike in the likelihood, for which the paper's accuracy near 66 % speaks. 'One "
@@ -184,7 +164,6 @@ def run(
             "give: most of it is met on rule 2, whose rows are nearly all.",
         ],
     )
-    return rows, path
 
 
 def row(label: str, runs: list[Run], dataset: Dataset) -> dict[str, Any]:
@@ -192,10 +171,9 @@ def row(label: str, runs: list[Run], dataset: Dataset) -> dict[str, Any]:
     end = lambda name: at_end(runs, CURVES[name])
 
     def on_test(number: int) -> str:
-        assert dataset.test.rule is not None
-        share, count = end(f"test violation of rule {number}")[0], int(np.sum(dataset.test.rule == number))
-        low, high = binomial_interval(round(share * count), count)
-        return f"{100 * share:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        rate, count = end(f"test violation of rule {number}")[0], rows_of_rules(dataset.test)[number - 1]
+        low, high = binomial_interval(round(rate * count), count)
+        return f"{100 * rate:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
     off = float(np.max([np.abs(run.constraint[:, -1]).max() for run in runs]))
     return {

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from ogradient.experiments import options
-from ogradient.experiments.folder import write_folder
+from ogradient.experiments.folder import Outcome, write_folder
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, new_figure
 from ogradient.problem import Measure
@@ -38,7 +38,7 @@ class Config:
     seed: int = options.seed()
 
 
-def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[str, Any]], Path]:
+def run(config: Config, out: Path, *, progress: bool = True) -> Outcome:
     """Sample, write the folder, return the table and the path of the figure."""
     draws, rows, traces = {}, [], {}
     for form in FORMS:
@@ -50,27 +50,19 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
             draws[label], traces[f"trace-{form}-{measure}"] = trace["x"].reshape(-1, 3), trace
             moment = known.moments["cos φ"]
             means = np.asarray(trace.apply(moment.function)).mean(axis=1)
-            rows.append(
-                {
-                    "g": form,
-                    "measure": measure,
-                    "E cos φ": float(means.mean()),
-                    "±": float(means.std(ddof=1) / np.sqrt(len(means))),
-                    "truth": moment.value,
-                    "max |g|": float(np.abs(trace.sample_stats["equality"]).max()),
-                }
-            )
-    path = write_folder(
+            row = {"g": form, "measure": measure, "E cos φ": float(means.mean())}
+            row |= {"±": float(means.std(ddof=1) / np.sqrt(len(means))), "truth": moment.value}
+            row["max |g|"] = float(np.abs(trace.sample_stats["equality"]).max())
+            rows.append(row)
+    return rows, write_folder(
         out / "measure",
         title="One torus, two functions, two measures",
         config={"experiment": "measure", **asdict(config)},
-        metrics={"table": rows},
         rows=rows,
         figure=draw(draws),
         notes=[(__doc__ or "").partition("\n\n")[2].strip()],
         traces=traces,
     )
-    return rows, path
 
 
 def draw(draws: Mapping[str, np.ndarray]) -> Figure:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ogradient.datasets import Dataset, adult
-from ogradient.experiments.folder import write_folder
+from ogradient.experiments.folder import Outcome, write_folder
 from ogradient.experiments.income import LANGEVIN_STEP, PULL, QUICK, Config, fair_problem
-from ogradient.experiments.training import Entry, Run, as_metrics, at_end, curve, devices, follow, mlp
+from ogradient.experiments.training import Entry, Run, as_metrics, at_end, curve, follow, mlp, origin
 from ogradient.plots import draw_curves, new_figure
 from ogradient.samplers import control_langevin, o_langevin
 
@@ -38,20 +37,11 @@ def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = Tru
         "o_langevin": o_langevin(problem, eta, alpha=PULL / eta),
         "control_langevin": control_langevin(problem, eta, alpha=PULL / eta),
     }
-    return follow(
-        [Entry(label, problem, algorithm) for label, algorithm in algorithms.items()],
-        model,
-        dataset,
-        out / "moment",
-        config,
-        progress=progress,
-        hidden=config.hidden,
-    )
+    entries = [Entry(label, problem, algorithm) for label, algorithm in algorithms.items()]
+    return follow(entries, model, dataset, out / "moment", config, progress, hidden=config.hidden)
 
 
-def run(
-    config: Config, out: Path, *, data: Path | None = None, verify: bool = True, progress: bool = True
-) -> tuple[list[dict[str, Any]], Path]:
+def run(config: Config, out: Path, *, data: Path | None = None, verify: bool = True, progress: bool = True) -> Outcome:
     """Run what is missing, write the folder, return the table and the path of the figure."""
     dataset = adult(data, num_train=config.rows, progress=progress, verify=verify)
     runs = compute(config, out, dataset, progress=progress)
@@ -62,14 +52,14 @@ def run(
     figure, axes = new_figure(1, 2, width=4.8, height=3.4)
     for axis, name in zip(axes.flat, ("|mean covariance|", "max |covariance|"), strict=True):
         lines = {label: curve(mine, CURVES[name]) for label, mine in runs.items()}
-        draw_curves(axis, lines, ylabel=f"{name} over the particles", log_x=False)
+        draw_curves(axis, lines, f"{name} over the particles", log_x=False)
     largest = {label: at_end(mine, CURVES["max |covariance|"])[0] for label, mine in runs.items()}
     ratio = largest["control_langevin"] / largest["o_langevin"]
-    path = write_folder(
+    return rows, write_folder(
         out / "moment",
         title="Every draw, or their mean",
-        config={"experiment": "moment", **asdict(config), "data": dataset.provenance, "computed on": devices(runs)},
-        metrics={"table": rows, "curves": as_metrics(runs, CURVES)},
+        config={"experiment": "moment", **asdict(config), **origin(dataset, runs)},
+        metrics={"curves": as_metrics(runs, CURVES)},
         rows=rows,
         figure=figure,
         notes=[
@@ -77,4 +67,3 @@ def run(
             f"{ratio:.0f} times as large where only the mean is constrained.",
         ],
     )
-    return rows, path

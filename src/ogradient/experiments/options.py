@@ -46,8 +46,13 @@ def option(
         name: of the option; by default that of the field.
         positional: whether it is given by its place instead of by its name.
     """
-    about = {"help": help, "min": min, "choices": tuple(choices), "name": name, "positional": positional}
-    return dataclasses.field(default=default, metadata={"option": about})
+    about = {"help": help, "min": min, "choices": tuple(choices), "positional": positional}
+    return dataclasses.field(default=default, metadata={"option": about, "name": name})
+
+
+def several(choices: Sequence[str], help: str, name: str) -> Any:
+    """A field that holds all of `choices`; the option `name` leaves one of them."""
+    return option(tuple(choices), help, choices=choices, name=name)
 
 
 def chains(default: int) -> Any:
@@ -86,8 +91,8 @@ def options_of(module: ModuleType) -> list[Option]:
         depends = quick is not None and getattr(quick, field.name) != field.default
         default = None if several or depends else field.default
         kind = str if several else types[field.name]
-        texts = {key: about[key] for key in ("help", "min", "choices", "positional")}
-        found.append(Option(about["name"] or field.name, field.name, kind, default, several=several, **texts))
+        name = field.metadata["name"] or field.name
+        found.append(Option(name, field.name, kind, default, several=several, **about))
     return found
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,11 @@ from jax import Array
 
 from ogradient.diagnostics import energy_distance_to, orthogonal_ksd
 from ogradient.experiments import options
-from ogradient.experiments.folder import write_folder
-from ogradient.experiments.synthetic import REFERENCE, Floor, noise_floor
+from ogradient.experiments.folder import Outcome, write_folder
+from ogradient.experiments.synthetic import REFERENCE, noise_floor
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, new_figure
-from ogradient.problems import PROBLEMS, KnownProblem
+from ogradient.problems import PROBLEMS, KnownProblem, Moment
 from ogradient.run.sample import sample
 from ogradient.samplers import SamplingAlgorithm, o_svgd
 from ogradient.samplers.base import kernel_of, settings_of
@@ -48,11 +48,8 @@ class Config:
     problem: str = options.option(
         help="See `ogradient list problems`.", choices=tuple(PROBLEMS), name="name", positional=True
     )
-    samplers: Sequence[str] = options.option(
-        SAMPLERS,
-        "chmc, clangevin, o_langevin or o_svgd; all that apply by default.",
-        choices=SAMPLERS,
-        name="sampler",
+    samplers: Sequence[str] = options.several(
+        SAMPLERS, "chmc, clangevin, o_langevin or o_svgd; all that apply by default.", "sampler"
     )
     measure: str | None = options.option(None, "conditional or hausdorff, where the problem has a choice.")
     chains: int = options.chains(64)
@@ -71,36 +68,39 @@ def check(config: Config) -> None:
     build(config.problem, config.measure, config.samplers)
 
 
+class Estimate(NamedTuple):
+    """The mean of a moment, its Monte Carlo error (NaN for particles), the truth, and the moment's sd under the law."""
+
+    mean: float
+    error: float
+    truth: float
+    sd: float
+
+
 @dataclass(frozen=True)
 class Score:
-    """One sampler on one problem. Moments are (mean, Monte Carlo error, truth, standard deviation under the law)."""
+    """One sampler on one problem."""
 
     sampler: str
     trace: Trace
     draws: np.ndarray  # (n, d), as good as independent
-    moments: dict[str, tuple[float, float, float, float]]
+    moments: dict[str, Estimate]
     row: dict[str, Any]
 
 
-def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[str, Any]], Path]:
+def run(config: Config, out: Path, *, progress: bool = True) -> Outcome:
     """Run all samplers that apply, write the folder, return the table and the path of the figure."""
     known = build(config.problem, config.measure, config.samplers)
     skipped = {name: why for name, why in known.unsuitable.items() if name in config.samplers}
     scores = [score(known, name, config, progress=progress) for name in config.samplers if name not in known.unsuitable]
     rows = [s.row for s in scores]
     exact = np.asarray(known.exact(as_key(config.seed + 1), SHOWN))  # type: ignore[misc]
-    path = write_folder(
+    return rows, write_folder(
         out / "problem" / known.name,
         title=f"{known.name}, {known.problem.measure} measure",
         config={"experiment": "problem", **asdict(config), "measure": known.problem.measure},
         metrics={
-            "table": rows,
-            "moments": {
-                s.sampler: {
-                    k: dict(zip(("mean", "error", "truth", "sd"), v, strict=True)) for k, v in s.moments.items()
-                }
-                for s in scores
-            },
+            "moments": {s.sampler: {name: m._asdict() for name, m in s.moments.items()} for s in scores},
             "settings": {s.sampler: s.trace.provenance["settings"] for s in scores},
         },
         rows=rows,
@@ -116,7 +116,6 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
         ],
         traces={f"trace-{s.sampler}": s.trace for s in scores},
     )
-    return rows, path
 
 
 def build(name: str, measure: str | None = None, samplers: Sequence[str] = SAMPLERS) -> KnownProblem:
@@ -142,38 +141,24 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
     else:
         thinning = _thinning(algorithm, reference)
         warmup, num_samples = 20 * thinning, config.samples
-    trace = sample(
-        config.seed,
-        known.problem,
-        initial,
-        algorithm=algorithm,
-        num_warmup=warmup,
-        num_samples=num_samples,
-        thinning=thinning,
-        progress=progress,
-    )
+    steps: dict[str, Any] = {"num_warmup": warmup, "num_samples": num_samples, "thinning": thinning}
+    trace = sample(config.seed, known.problem, initial, algorithm=algorithm, progress=progress, **steps)
     seconds = time.perf_counter() - started
 
     pooled = trace["x"].reshape(-1, known.dim)
     chosen = np.linspace(0, len(pooled) - 1, min(SHOWN, len(pooled))).astype(int)
     draws, chain = pooled[chosen], chosen // trace.num_draws
     distance = energy_distance_to(reference)
-    floor: Floor = noise_floor(known, distance, len(draws), config.seed)
-    exact_values = {name: np.asarray(jax.vmap(m.function)(jnp.asarray(reference))) for name, m in known.moments.items()}
-    moments = {}
-    for name, moment in known.moments.items():
-        values = np.asarray(trace.apply(moment.function), float).reshape(trace.num_chains, -1)
-        means = values.mean(axis=1)
-        error = np.nan if trace.ensemble else float(means.std(ddof=1) / np.sqrt(len(means)))
-        moments[name] = (float(means.mean()), error, moment.value, float(exact_values[name].std()))
+    floor = noise_floor(known, distance, len(draws), config.seed)
+    moments = {name: _estimate(trace, moment, reference) for name, moment in known.moments.items()}
     table = None if trace.ensemble else trace.summary(digits=None, limit=50)
     ksd = orthogonal_ksd(known.problem, draws, groups=chain if not trace.ensemble and trace.num_chains >= 20 else None)
     g, h = (trace.sample_stats.get(kind) for kind in ("equality", "inequality"))
     row = {
         "sampler": sampler,
-        "error": max(abs(m - truth) / sd for m, _, truth, sd in moments.values()),
-        "z": None if trace.ensemble else max(abs(m - truth) / e for m, e, truth, _ in moments.values()),
-        "E / exact": distance(draws) / floor[2],
+        "error": max(abs(m.mean - m.truth) / m.sd for m in moments.values()),
+        "z": None if trace.ensemble else max(abs(m.mean - m.truth) / m.error for m in moments.values()),
+        "E / exact": distance(draws) / floor.q95,
         "p": ksd.p_value,
         "R-hat": None if table is None else float(table["r_hat"].max()),
         "ESS": None if table is None else float(table["ess_bulk"].min()),
@@ -182,6 +167,13 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
         "seconds": seconds,
     }
     return Score(sampler, trace, draws, moments, row)
+
+
+def _estimate(trace: Trace, moment: Moment, reference: np.ndarray) -> Estimate:
+    means = np.asarray(trace.apply(moment.function), float).reshape(trace.num_chains, -1).mean(axis=1)
+    error = np.nan if trace.ensemble else float(means.std(ddof=1) / np.sqrt(len(means)))
+    exact = np.asarray(jax.vmap(moment.function)(jnp.asarray(reference)))
+    return Estimate(float(means.mean()), error, moment.value, float(exact.std()))
 
 
 def prepare(
@@ -211,12 +203,11 @@ def draw(exact: np.ndarray, scores: Sequence[Score], title: str) -> Figure:
     figure, axes = new_figure(1, 2, width=5.0, height=3.6)
     left, right = axes[0]
     colours = dict(zip(SAMPLERS, COLOURS, strict=False))
-    second = exact[:, 1] if exact.shape[1] > 1 else np.linspace(0, 1, len(exact))
-    left.scatter(exact[:, 0], second, s=14, color="0.8", linewidths=0, label="exact")
+    second = lambda x: x[:, 1] if x.shape[1] > 1 else np.linspace(0, 1, len(x))
+    left.scatter(exact[:, 0], second(exact), s=14, color="0.8", linewidths=0, label="exact")
     for index, score in enumerate(scores):
         name, draws, moments = score.sampler, score.draws, score.moments
-        other = draws[:, 1] if draws.shape[1] > 1 else np.linspace(0, 1, len(draws))
-        left.scatter(draws[:, 0], other, s=4, color=colours[name], alpha=0.6, linewidths=0, label=name)
+        left.scatter(draws[:, 0], second(draws), s=4, color=colours[name], alpha=0.6, linewidths=0, label=name)
         at = np.arange(len(moments)) + 0.8 * (index - (len(scores) - 1) / 2) / len(scores)
         mean, error, truth, sd = np.array(list(moments.values())).T
         bars = 3 * np.nan_to_num(error) / sd

@@ -7,7 +7,6 @@ directions of u; the conditional law does not depend on the parametrisation. `ch
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,10 +20,18 @@ from jax import Array
 
 from ogradient.datasets import Dataset, Split, adult, lending
 from ogradient.experiments import options
-from ogradient.experiments.folder import write_atomically, write_folder
+from ogradient.experiments.folder import Outcome, write_folder
 from ogradient.experiments.income import covariance
 from ogradient.experiments.loan import LEVELS, rule_losses
-from ogradient.experiments.training import Classifier, bernoulli, digits, logistic, normal_prior, read_record
+from ogradient.experiments.training import (
+    Classifier,
+    bernoulli,
+    digits,
+    logistic,
+    normal_prior,
+    read_record,
+    write_record,
+)
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, new_figure
 from ogradient.problem import Problem
@@ -37,9 +44,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draws = dict[str, np.ndarray]  # functionals by sampler, (chain, draw, functional)
+Functional = Callable[[Position, Any], Array]  # of u and the test rows
 COEFFICIENTS = 5  # the largest ones, among the functionals
-LIMIT = 4.0  # Monte Carlo errors that a difference may have,
-BIAS = 0.05  # and standard deviations of the posterior on top: what the step size may cost
+# A difference may have so many Monte Carlo errors, and so many standard deviations of the posterior: the step size's bias.
+LIMIT, BIAS = 4.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class Task:
     """A constrained logistic regression in coordinates u, and the functionals of it that are compared."""
 
     problem: Problem
-    functionals: dict[str, Callable[[Position, Array], Array]]  # of u and the test rows
+    functionals: dict[str, Functional]
     dim: int
 
 
@@ -88,21 +96,20 @@ def build(dataset: Dataset, rows: int, seed: int) -> Task:
         w = centre + scale @ u
         return {"w": w[:-1], "b": w[-1]}
 
+    logit = lambda u, batch: model.logit(parameters(u), batch["features"])
+    prior = lambda u: normal_prior(parameters(u))
     if dataset.train.sensitive is not None:
 
         def joint(u: Array, batch: dict[str, Array]) -> tuple[Array, Array]:
-            logit = model.logit(parameters(u), batch["features"])
-            return bernoulli(logit, batch["label"]), covariance(logit, batch["group"])
+            z = logit(u, batch)
+            return bernoulli(z, batch["label"]), covariance(z, batch["group"])
 
-        problem = posterior(lambda u: normal_prior(parameters(u)), data=arrays(train), joint_fn=joint)
+        problem = posterior(prior, data=arrays(train), joint_fn=joint)
     else:
         losses = rule_losses(model, dataset.train)
-        problem = posterior(
-            lambda u: normal_prior(parameters(u)),
-            lambda u, batch: bernoulli(model.logit(parameters(u), batch["features"]), batch["label"]),
-            arrays(train),
-            equality=lambda u, batch: losses(parameters(u)) - jnp.asarray(LEVELS),
-        )
+        equality = lambda u, batch: losses(parameters(u)) - jnp.asarray(LEVELS)
+        likelihood = lambda u, batch: bernoulli(logit(u, batch), batch["label"])
+        problem = posterior(prior, likelihood, arrays(train), equality=equality)
     return Task(problem, functionals(model, parameters, mode, dataset), len(mode))
 
 
@@ -119,20 +126,17 @@ def arrays(split: Split) -> dict[str, np.ndarray]:
     return {"features": split.features, "label": split.label, "group": group}
 
 
-def functionals(
-    model: Classifier, parameters: Callable, mode: np.ndarray, dataset: Dataset
-) -> dict[str, Callable[[Position, Any], Array]]:
+def functionals(model: Classifier, parameters: Callable, mode: np.ndarray, dataset: Dataset) -> dict[str, Functional]:
     """Ten numbers of a draw that a user would report."""
-    probability = lambda u, rows: jax.nn.sigmoid(model.logit(parameters(u), rows["features"]))
+    logit = lambda u, rows: model.logit(parameters(u), rows["features"])
+    probability = lambda u, rows: jax.nn.sigmoid(logit(u, rows))
     first, second = ("women", "men") if dataset.train.sensitive is not None else ("no rule", "a rule")
-    share = lambda mask, values: jnp.sum(mask * values) / jnp.sum(mask)
+    mean_where = lambda mask, values: jnp.sum(mask * values) / jnp.sum(mask)
     chosen = {
-        "test log likelihood": lambda u, rows: (
-            bernoulli(model.logit(parameters(u), rows["features"]), rows["label"]) / rows["label"].shape[0]
-        ),
+        "test log likelihood": lambda u, rows: bernoulli(logit(u, rows), rows["label"]) / rows["label"].shape[0],
         "mean probability": lambda u, rows: jnp.mean(probability(u, rows)),
-        f"mean probability, {first}": lambda u, rows: share(rows["group"] == 0, probability(u, rows)),
-        f"mean probability, {second}": lambda u, rows: share(rows["group"] > 0, probability(u, rows)),
+        f"mean probability, {first}": lambda u, rows: mean_where(rows["group"] == 0, probability(u, rows)),
+        f"mean probability, {second}": lambda u, rows: mean_where(rows["group"] > 0, probability(u, rows)),
         "‖w‖²": lambda u, rows: jnp.sum(parameters(u)["w"] ** 2),
     }
     for index in np.argsort(-np.abs(mode[:-1]))[:COEFFICIENTS]:
@@ -151,8 +155,7 @@ def compute(config: Config, out: Path, datasets: Mapping[str, Dataset], *, progr
         if record is None:
             values, facts = draw(build(dataset, config.rows, config.seed), dataset.test, config, progress=progress)
             record = {"about": about | facts, "values": {sampler: digits(v) for sampler, v in values.items()}}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(record))
+            write_record(path, record)
         found[name] = {sampler: np.asarray(v, np.float64) for sampler, v in record["values"].items()}
     return found
 
@@ -160,19 +163,11 @@ def compute(config: Config, out: Path, datasets: Mapping[str, Dataset], *, progr
 def draw(task: Task, test: Split, config: Config, *, progress: bool) -> tuple[Draws, dict[str, Any]]:
     """Both samplers: the functionals of their draws with axes (chain, draw, functional), and how the runs went."""
     starts = jax.random.normal(as_key(config.seed + 1), (config.chains, task.dim))
-    problem = task.problem
+    both = partial(sample, config.seed, task.problem, starts, num_samples=config.samples, progress=progress)
+    algorithm, warmup = o_langevin(task.problem, config.step_size), int(20 / config.step_size)
     traces = {
-        "chmc": sample(config.seed, problem, starts, algorithm="chmc", num_samples=config.samples, progress=progress),
-        "o_langevin": sample(
-            config.seed,
-            problem,
-            starts,
-            algorithm=o_langevin(problem, config.step_size),
-            num_warmup=int(20 / config.step_size),
-            num_samples=config.samples,
-            thinning=config.thinning,
-            progress=progress,
-        ),
+        "chmc": both(algorithm="chmc"),
+        "o_langevin": both(algorithm=algorithm, num_warmup=warmup, thinning=config.thinning),
     }
     rows_of = {name: jnp.asarray(values) for name, values in arrays(test).items()}
     every = lambda u, rows: jnp.stack([function(u, rows) for function in task.functionals.values()])
@@ -194,43 +189,30 @@ def compare(names: Sequence[str], values: Draws) -> list[dict[str, Any]]:
     for k, name in enumerate(names):
         draws = {sampler: value[..., k] for sampler, value in values.items()}
         error = {s: float(array_stats.mcse(d, chain_axis=0, draw_axis=1, method="mean")) for s, d in draws.items()}
-        sd = float(draws["chmc"].std())
-        difference = float(draws["o_langevin"].mean() - draws["chmc"].mean())
+        mean = {sampler: float(draw.mean()) for sampler, draw in draws.items()}
+        sd, difference = float(draws["chmc"].std()), mean["o_langevin"] - mean["chmc"]
         monte_carlo = float(np.hypot(error["chmc"], error["o_langevin"]))
-        table.append(
-            {
-                "functional": name,
-                "chmc": float(draws["chmc"].mean()),
-                "o_langevin": float(draws["o_langevin"].mean()),
-                "sd": sd,
-                "difference / sd": difference / sd,
-                "Monte Carlo error / sd": monte_carlo / sd,
-                "within": "yes" if abs(difference) <= LIMIT * monte_carlo + BIAS * sd else "NO",
-            }
-        )
+        row = {"functional": name, "chmc": mean["chmc"], "o_langevin": mean["o_langevin"], "sd": sd}
+        row |= {"difference / sd": difference / sd, "Monte Carlo error / sd": monte_carlo / sd}
+        row["within"] = "yes" if abs(difference) <= LIMIT * monte_carlo + BIAS * sd else "NO"
+        table.append(row)
     return table
 
 
-def run(
-    config: Config, out: Path, *, data: Path | None = None, verify: bool = True, progress: bool = True
-) -> tuple[list[dict[str, Any]], Path]:
+def run(config: Config, out: Path, *, data: Path | None = None, verify: bool = True, progress: bool = True) -> Outcome:
     """Both tasks, written to the folder; the table and the path of the figure."""
     datasets = {"income": adult(data, num_train=config.rows, verify=verify), "loan": lending(data)}
     found = compute(config, out, datasets, progress=progress)
     rows: list[dict[str, Any]] = []
     for name, dataset in datasets.items():
-        names = build(dataset, config.rows, config.seed).functionals  # cheap: nothing is sampled
+        # The task is built again for the names: that is cheap, nothing is sampled.
+        names = build(dataset, config.rows, config.seed).functionals
         rows += [{"task": name} | row for row in compare(list(names), found[name])]
-    return rows, write(rows, config, out, {name: dataset.provenance for name, dataset in datasets.items()})
-
-
-def write(rows: list[dict[str, Any]], config: Config, out: Path, provenance: dict[str, Any]) -> Path:
-    """The folder of the comparison."""
-    return write_folder(
+    provenance = {name: dataset.provenance for name, dataset in datasets.items()}
+    return rows, write_folder(
         out / "reference",
         title="O-Langevin against exact draws, on real data",
         config={"experiment": "reference", **asdict(config), "limit": LIMIT, "bias": BIAS, "data": provenance},
-        metrics={"table": rows},
         rows=rows,
         figure=draw_differences(rows),
         notes=[
@@ -247,12 +229,12 @@ def draw_differences(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for axis, task in zip(axes[0], tasks, strict=True):
         mine = [row for row in rows if row["task"] == task]
         at = np.arange(len(mine))[::-1]
-        errors = np.array([row["Monte Carlo error / sd"] for row in mine])
+        differences, errors = (
+            np.array([row[f"{key} / sd"] for row in mine]) for key in ("difference", "Monte Carlo error")
+        )
         allowed = LIMIT * errors + BIAS
         axis.barh(at, 2 * allowed, left=-allowed, height=0.7, color="0.9")
-        axis.errorbar(
-            [row["difference / sd"] for row in mine], at, xerr=2 * errors, fmt="o", markersize=4, color=COLOURS[0]
-        )
+        axis.errorbar(differences, at, xerr=2 * errors, fmt="o", markersize=4, color=COLOURS[0])
         axis.axvline(0, color="0.55", linewidth=1, linestyle="--")
         axis.set_yticks(at, [row["functional"] for row in mine], fontsize=7)
         axis.set_xlabel("difference of means / sd (bars: 2 Monte Carlo errors)", fontsize=8)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ import optax
 
 from ogradient.diagnostics import energy_distance_to
 from ogradient.experiments import options
-from ogradient.experiments.folder import write_folder
+from ogradient.experiments.folder import Outcome, write_folder
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problem import Problem
@@ -38,8 +39,8 @@ class Setting:
     """How a sampler takes part: its algorithm, and how much of it is worth running."""
 
     build: Callable[[Problem], SamplingAlgorithm]
-    most_steps: int = 10**9  # it has converged by then
-    most_draws: int = 10**9  # chains or particles
+    most_steps: int = 10**9  # by then it has converged
+    most_draws: int = 10**9  # the most chains or particles
 
 
 # The paper's step sizes. O-Langevin's alpha = 100 is 1/step_size. The paper prints alpha = 100 for O-SVGD too, which at its
@@ -54,28 +55,46 @@ SETTINGS: dict[str, Setting] = {
     "svgd": Setting(lambda problem: svgd(problem, optimizer=optax.adam(0.1)), most_steps=5000, most_draws=100),
 }
 STARTS = ("on", "off")
-PAPER_STEPS = {"on": 5000, "off": 8000}  # where the paper stops; its 50 chains cannot see that the tails still move
+# Where the paper stops. Its 50 chains cannot see that the tails still move.
+PAPER_STEPS = {"on": 5000, "off": 8000}
 REFERENCE = 2000  # exact draws to compare with
 EARLY = 100  # iterations kept one by one, since landing takes a handful
-THINNING = 10  # after that
+THINNING = 10  # of the iterations after those
 LIMITS = (-10.0, 10.0, -2.8, 2.8)  # of the pictures
-MILLISECONDS = 150  # per frame of the animation
 WIDE_LIMITS = (-13.0, 12.0, -2.8, 4.6)  # of the animation, so that the start and the first overshoot are seen
-Floor = tuple[float, float, float]  # 5 %, mean, 95 %
+MILLISECONDS = 150  # per frame of the animation
 FLOAT64 = True
+
+
+class Floor(NamedTuple):
+    """What exact draws themselves show of a distance: the mean over many sets of them, and the 5 % and 95 % quantiles."""
+
+    q05: float
+    mean: float
+    q95: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Floor:
+        """The floor of the values that exact draws had."""
+        return cls(float(np.quantile(values, 0.05)), float(np.mean(values)), float(np.quantile(values, 0.95)))
+
+
+class Truth(NamedTuple):
+    """A problem, the energy distance of draws to exact ones, and the distance that exact draws have."""
+
+    known: KnownProblem
+    distance: Callable[[Any], float]
+    floor: Floor
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that decides the result."""
 
-    samplers: Sequence[str] = options.option(
-        tuple(SETTINGS),
-        "o_langevin, o_svgd, chmc, clangevin, langevin or svgd; all by default.",
-        choices=tuple(SETTINGS),
-        name="sampler",
+    samplers: Sequence[str] = options.several(
+        tuple(SETTINGS), "o_langevin, o_svgd, chmc, clangevin, langevin or svgd; all by default.", "sampler"
     )
-    starts: Sequence[str] = options.option(STARTS, "on or off the set; both by default.", choices=STARTS, name="start")
+    starts: Sequence[str] = options.several(STARTS, "on or off the set; both by default.", "start")
     chains: int = options.chains(500)
     steps: int = options.option(20_000, "Iterations; the paper has 5,000 (on) and 8,000 (off).", min=1)
     seed: int = options.seed()
@@ -95,62 +114,43 @@ class Result:
     trace: Trace
 
 
-def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[str, Any]], Path]:
+def run(config: Config, out: Path, *, progress: bool = True) -> Outcome:
     """Run, write one folder per sampler and one comparison, return the table and the path of the comparing figure."""
-    known = cubic()
-    distance = distance_to_truth(known, config.seed)
-    floor = noise_floor(known, distance, config.chains, config.seed)
-    results = []
+    truth, results = truth_of_cubic(config.chains, config.seed), []
     for name in config.samplers:
-        algorithm = SETTINGS[name].build(known.problem)
-        mine = [run_one(known, name, algorithm, start, config, distance, floor, progress) for start in config.starts]
-        write(out / "synthetic" / name, mine, config, floor, keep_traces=True)
+        algorithm = SETTINGS[name].build(truth.known.problem)
+        mine = [run_one(truth, name, algorithm, start, config, progress) for start in config.starts]
+        write(out / "synthetic" / name, mine, config, truth.floor, keep_traces=True)
         results += mine
-    return [r.row for r in results], write(out / "synthetic", results, config, floor)
+    return [r.row for r in results], write(out / "synthetic", results, config, truth.floor)
 
 
-def distance_to_truth(known: KnownProblem, seed: int) -> Callable[[Any], float]:
-    """Energy distance of draws to a fixed set of exact ones."""
-    return energy_distance_to(np.asarray(known.exact(as_key(seed + 1), REFERENCE)))  # type: ignore[misc]
+def truth_of_cubic(chains: int, seed: int) -> Truth:
+    """The cubic, and the energy distance to a fixed set of its exact draws; the floor is that of `chains` draws."""
+    known = cubic()
+    distance = energy_distance_to(np.asarray(known.exact(as_key(seed + 1), REFERENCE)))  # type: ignore[misc]
+    return Truth(known, distance, noise_floor(known, distance, chains, seed))
 
 
 def noise_floor(known: KnownProblem, distance: Callable[[Any], float], chains: int, seed: int) -> Floor:
-    """5 %, mean and 95 % of the energy distance that as many exact draws have to the reference."""
+    """The distances that as many exact draws as there are chains have to the reference."""
     keys = jax.random.split(as_key(seed + 2), 100)
-    distances = [distance(np.asarray(known.exact(key, chains))) for key in keys]  # type: ignore[misc]
-    return float(np.quantile(distances, 0.05)), float(np.mean(distances)), float(np.quantile(distances, 0.95))
+    return Floor.of([distance(np.asarray(known.exact(key, chains))) for key in keys])  # type: ignore[misc]
 
 
 def run_one(
-    known: KnownProblem,
-    name: str,
-    algorithm: SamplingAlgorithm,
-    start: str,
-    config: Config,
-    distance: Callable[[Any], float],
-    floor: Floor,
-    progress: bool,
+    truth: Truth, name: str, algorithm: SamplingAlgorithm, start: str, config: Config, progress: bool
 ) -> Result:
     """One sampler from one start. The early part is the same run, kept in full: keys are by step."""
+    known, distance, floor = truth
     setting, seed = SETTINGS[name], config.seed + 1000 * STARTS.index(start)
     steps, n = min(config.steps, setting.most_steps), min(config.chains, setting.most_draws)
     thinning = min(THINNING, steps)
     starts = (known.start_on if start == "on" else known.start_off)(as_key(seed + 3), n)
     initial = starts[None] if kernel_of(algorithm).ensemble else starts
 
-    def follow(num_samples: int, thinning: int) -> Trace:
-        return sample(
-            seed,
-            known.problem,
-            initial,
-            algorithm=algorithm,
-            num_warmup=0,
-            num_samples=num_samples,
-            thinning=thinning,
-            progress=progress,
-        )
-
-    early, trace = follow(min(EARLY, steps), 1), follow(steps // thinning, thinning)
+    follow = partial(sample, seed, known.problem, initial, algorithm=algorithm, num_warmup=0, progress=progress)
+    early, trace = follow(num_samples=min(EARLY, steps)), follow(num_samples=steps // thinning, thinning=thinning)
     iterations, draws = [0], [np.asarray(starts)]
     for t in sorted(set(np.geomspace(1, steps, 60).astype(int))):
         part, index = (early, t - 1) if t <= early.num_draws else (trace, t // thinning - 1)
@@ -166,7 +166,7 @@ def run_one(
         "n": n,
         "E (paper)": distance_at(paper) if paper <= trace.num_draws else None,
         "E (end)": distance_at(trace.num_draws),
-        "E (exact)": floor[1],
+        "E (exact)": floor.mean,
         "mean |g|": float(late.mean()),
         "max |g|": float(late.max()),
         "landed after": landed[0] if start == "off" and landed else None,
@@ -181,7 +181,7 @@ def points(trace: Trace, index: int) -> np.ndarray:
 
 
 def violation_of(x: np.ndarray) -> float:
-    """Mean |g| of the cubic."""
+    """Mean |g| of the cubic over points (n, 2)."""
     return float(np.abs(cubic_constraint(x[:, 0], x[:, 1])).mean())
 
 
@@ -190,22 +190,17 @@ def write(folder: Path, results: Sequence[Result], config: Config, floor: Floor,
     names = sorted({r.sampler for r in results}, key=list(SETTINGS).index)
     moving = [r for r in results if r.sampler == "o_svgd" and r.start == "off"]
     curves = [{k: getattr(r, k) for k in ("sampler", "start", "iterations", "energy", "violation")} for r in results]
-    particles = SETTINGS["o_svgd"]
     return write_folder(
         folder,
         title=f"Synthetic: {', '.join(names)}",
         config={"experiment": "synthetic", **asdict(config)},
-        metrics={
-            "noise_floor": dict(zip(("q05", "mean", "q95"), floor, strict=True)),
-            "curves": curves,
-            "table": [r.row for r in results],
-        },
+        metrics={"noise_floor": floor._asdict(), "curves": curves},
         rows=[r.row for r in results],
         figure=draw(results, floor),
         notes=[
             f"E: energy distance from the draws of n chains or particles at one iteration to {REFERENCE:,} exact draws, averaged "
             f"over five kept iterations: at the paper's end (5,000 iterations on, 8,000 off), at ours ({config.steps:,}; "
-            f"{particles.most_steps:,} for particles and CLangevin, {SETTINGS['chmc'].most_steps:,} for CHMC), and for "
+            f"{SETTINGS['o_svgd'].most_steps:,} for particles and CLangevin, {SETTINGS['chmc'].most_steps:,} for CHMC), and for "
             f"{config.chains} exact draws (their 5–95 % are the grey band). |g| is over the last tenth of the run; "
             '"landed after" is the first iteration with mean |g| below 0.02 (CHMC and CLangevin land before they start).',
             "The paper calls O-Langevin converged after 4,000 iterations; with its 50 chains the band reaches 0.12 and hides the "
@@ -213,8 +208,8 @@ def write(folder: Path, results: Sequence[Result], config: Config, floor: Floor,
             "√(1 + 9x₂⁴) long, 12 at x₂ = 2 where the chains start, so diffusion in x₂ is 145 times slower there.) Langevin and "
             "SVGD ignore the constraint and converge to another law, at a distance of about 0.08.",
         ],
-        traces={f"trace-{r.start}": r.trace for r in results} if keep_traces else None,
-        extra={"animation.gif": animate(moving[0])} if keep_traces and moving else None,
+        traces={f"trace-{r.start}": r.trace for r in results} if keep_traces else {},
+        extra={"animation.gif": animate(moving[0])} if keep_traces and moving else {},
     )
 
 
@@ -226,16 +221,16 @@ def draw(results: Sequence[Result], floor: Floor) -> Figure:
     for axis_row, start in zip(axes, starts, strict=True):
         chosen = [r for r in results if r.start == start]
         title = f"starting {'on the set' if start == 'on' else 'off the set'}"
-        at = lambda r: np.maximum(r.iterations, 0.7)  # iteration 0 has its place on a log axis
+        # On a log axis iteration 0 is drawn at 0.7; |g| = 0, at a start on the set, has no place.
+        at, skip = lambda r: np.maximum(r.iterations, 0.7), 1 if start == "on" else 0
         energy = {r.sampler: (at(r), np.maximum(r.energy, 1e-4)) for r in chosen}
-        skip = 1 if start == "on" else 0  # |g| = 0 at the start has none
         violation = {r.sampler: (at(r)[skip:], np.maximum(r.violation, 1e-9)[skip:]) for r in chosen}
-        draw_curves(axis_row[0], energy, ylabel="energy distance", title=title, colours=colours, floor=floor)
-        draw_curves(axis_row[1], violation, ylabel="mean |g|", title=title, colours=colours)
+        draw_curves(axis_row[0], energy, "energy distance", title, colours=colours, floor=floor)
+        draw_curves(axis_row[1], violation, "mean |g|", title, colours=colours)
         for axis in axis_row[:2]:
             axis.axvline(PAPER_STEPS[start], color="0.7", linewidth=1, linestyle=":", zorder=0)
         samples = {r.sampler: r.draws[-1] for r in reversed(chosen)}
-        draw_samples(axis_row[2], samples, LIMITS, title="last draws", colours=colours)
+        draw_samples(axis_row[2], samples, LIMITS, "last draws", colours)
     return figure
 
 
@@ -244,10 +239,11 @@ def animate(result: Result) -> bytes:
     from PIL import Image  # comes with matplotlib
 
     last = len(result.draws) - 1
-    shown = sorted({*range(min(8, last)), *range(8, last, 2), last})  # landing in full, spreading in larger strides
+    # Landing in full, spreading in larger strides.
+    shown = sorted({*range(min(8, last)), *range(8, last, 2), last})
     figure, axes = new_figure(1, 1, width=3.6, height=2.8)
     axis = axes[0, 0]
-    draw_samples(axis, {"": result.draws[0]}, WIDE_LIMITS)
+    draw_samples(axis, {"": result.draws[0]}, WIDE_LIMITS, "", {"": COLOURS[0]})
     axis.get_legend().remove()
     dots, pictures = axis.collections[-1], []
     for i in shown:
@@ -263,24 +259,19 @@ def animate(result: Result) -> bytes:
 
 
 def draw_samples(
-    axis: Axes,
-    samples: Mapping[str, np.ndarray],
-    limits: tuple[float, float, float, float],
-    *,
-    title: str = "",
-    colours: Mapping[str, str] | None = None,
+    axis: Axes, samples: Mapping[str, np.ndarray], limits: tuple[float, ...], title: str, colours: Mapping[str, str]
 ) -> None:
     """Draws over the density, with the curve g = 0."""
-    x, y = np.meshgrid(np.linspace(limits[0], limits[1], 300), np.linspace(limits[2], limits[3], 300))
-    density = np.exp(cubic_logdensity(x, y))
+    left, right, bottom, top = limits
+    x, y = np.meshgrid(np.linspace(left, right, 300), np.linspace(bottom, top, 300))
+    density = np.exp(-0.5 * (cubic_constraint(x, y) ** 2 + y**2))
     axis.contourf(x, y, density, levels=np.linspace(0.02, 1.0, 8) * density.max(), cmap="Greys", alpha=0.6, zorder=0)
     axis.contour(x, y, cubic_constraint(x, y), levels=[0.0], colors="0.25", linewidths=1, zorder=1)
     axis.plot([], [], color="0.25", linewidth=1, label="g = 0")
     for index, (name, draws) in enumerate(samples.items()):
-        colour = (colours or {}).get(name, COLOURS[index % len(COLOURS)])
-        axis.scatter(draws[:, 0], draws[:, 1], s=6, color=colour, alpha=0.6, linewidths=0, label=name, zorder=2 + index)
-    axis.set_xlim(limits[:2])
-    axis.set_ylim(limits[2:])
+        first, second = draws.T
+        axis.scatter(first, second, s=6, color=colours[name], alpha=0.6, linewidths=0, label=name, zorder=2 + index)
+    axis.set(xlim=(left, right), ylim=(bottom, top))
     axis.set_xlabel("x₁", fontsize=9)
     axis.set_ylabel("x₂", fontsize=9)
     axis.set_title(title, fontsize=10)
@@ -290,8 +281,3 @@ def draw_samples(
 def cubic_constraint(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The constraint of the cubic, elementwise."""
     return x + y**3
-
-
-def cubic_logdensity(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The log density of the cubic, elementwise."""
-    return -0.5 * (cubic_constraint(x, y) ** 2 + y**2)

@@ -7,24 +7,30 @@ floor from its noise, O(η), which falls with the step size. Beside it KSD⊥² 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax import Array
 
 from ogradient.diagnostics import orthogonal_ksd
 from ogradient.experiments import options
-from ogradient.experiments.folder import write_folder
+from ogradient.experiments.folder import Outcome, write_folder
+from ogradient.experiments.synthetic import Floor, cubic_constraint
 from ogradient.keys import as_key
 from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.problems import KnownProblem, cubic
 from ogradient.run.sample import sample
 from ogradient.samplers import o_langevin, o_svgd
+from ogradient.samplers.base import kernel_of
 from ogradient.stein import rbf
-from ogradient.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FLOAT64 = True
 BETAS = (0.0, 0.5, 1.0)
@@ -46,6 +52,7 @@ class Config:
 class Run:
     """One run: what it is, max |g| at some iterations, and its draws there."""
 
+    sampler: str
     label: str
     beta: float
     step_size: float
@@ -54,47 +61,32 @@ class Run:
     predicted: np.ndarray
     draws: np.ndarray  # (iterations, n, 2)
 
+    def as_metrics(self) -> dict[str, Any]:
+        """The numbers of the run, JSON-able."""
+        about = {"sampler": self.sampler, "beta": self.beta, "step_size": self.step_size}
+        curves = {"iterations": self.iterations, "max_abs_g": self.violation, "predicted": self.predicted}
+        return about | {name: values.tolist() for name, values in curves.items()}
 
-def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[str, Any]], Path]:
+
+def run(config: Config, out: Path, *, progress: bool = True) -> Outcome:
     """Run everything, write the folder, return the table and the path of the figure."""
     known = cubic()
     starts = known.start_off(as_key(config.seed + 3), config.particles)
-    follow = lambda label, algorithm, beta, eta, x0: _follow(known, label, algorithm, beta, eta, x0, config, progress)
-    svgd, langevin = [], []
-    for beta in BETAS:
-        particles = o_svgd(known.problem, 0.01, alpha=PULL / 0.01, beta=beta)
-        svgd.append(follow(f"β = {beta:g}", particles, beta, 0.01, starts[None]))
-        chains = o_langevin(known.problem, STEP_SIZES[-1], alpha=PULL / STEP_SIZES[-1], beta=beta)
-        langevin.append(follow(f"β = {beta:g}", chains, beta, STEP_SIZES[-1], starts))
-    floors = []
-    for eta in STEP_SIZES:
-        chains = o_langevin(known.problem, eta, alpha=PULL / eta)
-        floors.append(follow(f"η = {eta:g}", chains, 0.0, eta, starts))
+    follow = partial(_follow, known, starts, config, progress)
+    svgd = [follow(o_svgd, 0.01, beta, f"β = {beta:g}") for beta in BETAS]
+    langevin = [follow(o_langevin, STEP_SIZES[-1], beta, f"β = {beta:g}") for beta in BETAS]
+    floors = [follow(o_langevin, eta, 0.0, f"η = {eta:g}") for eta in STEP_SIZES]
     discrepancy, exact_level = _discrepancies(known, {"O-SVGD": svgd[0], "O-Langevin": floors[1]}, config)
-
-    rows = [_rate_row("o_svgd", r) for r in svgd] + [_floor_row(r) for r in floors]
-    metrics = {
-        "runs": [
-            {
-                "sampler": name,
-                "beta": r.beta,
-                "step_size": r.step_size,
-                "iterations": r.iterations.tolist(),
-                "max_abs_g": r.violation.tolist(),
-                "predicted": r.predicted.tolist(),
-            }
-            for name, runs in (("o_svgd", svgd), ("o_langevin", langevin), ("o_langevin", floors))
-            for r in runs
-        ],
-        "ksd": {name: {"iterations": x.tolist(), "value": y.tolist()} for name, (x, y) in discrepancy.items()},
-        "ksd_exact": dict(zip(("q05", "mean", "q95"), exact_level, strict=True)),
-        "table": rows,
-    }
-    path = write_folder(
+    rows = [_row(r) for r in svgd + floors]
+    return rows, write_folder(
         out / "theory",
         title="Theory: decay of |g|, and of the Stein discrepancy",
         config={"experiment": "theory", "pull": PULL, **asdict(config)},
-        metrics=metrics,
+        metrics={
+            "runs": [r.as_metrics() for r in svgd + langevin + floors],
+            "ksd": {name: {"iterations": x.tolist(), "value": y.tolist()} for name, (x, y) in discrepancy.items()},
+            "ksd_exact": exact_level._asdict(),
+        },
         rows=rows,
         figure=_draw(svgd, langevin, floors, discrepancy, exact_level),
         notes=[
@@ -109,49 +101,40 @@ def run(config: Config, out: Path, *, progress: bool = True) -> tuple[list[dict[
             "both.",
         ],
     )
-    return rows, path
 
 
 def _follow(
-    known: KnownProblem,
-    label: str,
-    algorithm: Any,
-    beta: float,
-    eta: float,
-    starts: jax.Array,
-    config: Config,
-    progress: bool,
+    known: KnownProblem, starts: Array, config: Config, progress: bool, make: Any, eta: float, beta: float, label: str
 ) -> Run:
-    trace: Trace = sample(
-        config.seed,
-        known.problem,
-        starts,
-        algorithm=algorithm,
-        num_warmup=0,
-        num_samples=config.steps,
-        progress=progress,
-    )
+    algorithm = make(known.problem, eta, alpha=PULL / eta, beta=beta)
+    kernel = kernel_of(algorithm)
+    settings: dict[str, Any] = {"num_warmup": 0, "num_samples": config.steps, "progress": progress}
+    initial = starts[None] if kernel.ensemble else starts
+    trace = sample(config.seed, known.problem, initial, algorithm=algorithm, **settings)
     iterations = np.unique(np.geomspace(1, config.steps, 70).astype(int))
-    x = trace["x"][0] if trace.ensemble else np.swapaxes(trace["x"], 0, 1)  # (draw, n, 2)
-    g = np.abs(x[..., 0] + x[..., 1] ** 3)
-    first = float(np.abs(jax.vmap(known.problem.equality_value)(starts.reshape(-1, 2))).max())
+    draws = (trace["x"][0] if trace.ensemble else np.swapaxes(trace["x"], 0, 1))[iterations - 1]
+    first = float(np.abs(jax.vmap(known.problem.equality_value)(starts)).max())
     time = PULL * iterations  # α · η · iteration
     predicted = first * (1 - PULL) ** iterations if beta == 0 else (first**-beta + beta * time) ** (-1 / beta)
-    at = iterations - 1
-    return Run(label, beta, eta, iterations, g[at].max(axis=1), predicted, x[at])
+    return Run(kernel.name, label, beta, eta, iterations, _violation(draws).max(axis=1), predicted, draws)
+
+
+def _violation(draws: np.ndarray) -> np.ndarray:
+    """|g| of draws (..., 2)."""
+    return np.abs(cubic_constraint(draws[..., 0], draws[..., 1]))
 
 
 def _discrepancies(
     known: KnownProblem, runs: dict[str, Run], config: Config
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[float, float, float]]:
-    exact: Callable[[jax.Array, int], jax.Array] = known.exact  # type: ignore[assignment]
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], Floor]:
+    """KSD⊥² along the runs, and that of as many exact draws."""
+    exact: Callable[[Array, int], Array] = known.exact  # type: ignore[assignment]
     bandwidth = orthogonal_ksd(known.problem, exact(as_key(config.seed + 7), 1000), num_bootstrap=0).bandwidth
-    ksd = lambda draws: (
-        orthogonal_ksd(known.problem, draws, rkhs_kernel=rbf(bandwidth), statistic="v", num_bootstrap=0).value
-    )
+    settings: dict[str, Any] = {"rkhs_kernel": rbf(bandwidth), "statistic": "v", "num_bootstrap": 0}
+    ksd = lambda draws: orthogonal_ksd(known.problem, draws, **settings).value
     levels = [ksd(exact(as_key(config.seed + 100 + i), config.particles)) for i in range(40)]
     curves = {name: (r.iterations, np.array([ksd(draws) for draws in r.draws])) for name, r in runs.items()}
-    return curves, (float(np.quantile(levels, 0.05)), float(np.mean(levels)), float(np.quantile(levels, 0.95)))
+    return curves, Floor.of(levels)
 
 
 def _slope(r: Run, values: np.ndarray) -> float | None:
@@ -162,39 +145,21 @@ def _slope(r: Run, values: np.ndarray) -> float | None:
     return float(np.polyfit(np.log(r.iterations[window]), np.log(values[window]), 1)[0])
 
 
-def _rate_row(sampler: str, r: Run) -> dict[str, Any]:
+def _row(r: Run) -> dict[str, Any]:
+    """One line of the table: the slopes of O-SVGD at its end, and the floor of O-Langevin over the last nine tenths."""
+    late = r.draws[-1:] if r.sampler == "o_svgd" else r.draws[r.iterations >= r.iterations[-1] / 10]
     return {
-        "sampler": sampler,
+        "sampler": r.sampler,
         "β": r.beta,
         "η": r.step_size,
         "slope of max |g|": _slope(r, r.violation),
         "predicted": _slope(r, r.predicted),
         "last max |g|": float(r.violation[-1]),
-        "mean |g|": float(np.abs(r.draws[-1, :, 0] + r.draws[-1, :, 1] ** 3).mean()),
+        "mean |g|": float(_violation(late).mean()),
     }
 
 
-def _floor_row(r: Run) -> dict[str, Any]:
-    late = r.draws[r.iterations >= r.iterations[-1] / 10]
-    g = np.abs(late[..., 0] + late[..., 1] ** 3)
-    return {
-        "sampler": "o_langevin",
-        "β": r.beta,
-        "η": r.step_size,
-        "slope of max |g|": None,
-        "predicted": None,
-        "last max |g|": float(r.violation[-1]),
-        "mean |g|": float(g.mean()),
-    }
-
-
-def _draw(
-    svgd: list[Run],
-    langevin: list[Run],
-    floors: list[Run],
-    discrepancy: dict[str, tuple[np.ndarray, np.ndarray]],
-    exact_level: tuple[float, float, float],
-) -> Any:
+def _draw(svgd: list[Run], langevin: list[Run], floors: list[Run], discrepancy: Mapping, exact_level: Floor) -> Figure:
     figure, axes = new_figure(2, 2, width=4.6, height=3.5)
     panels = (
         (axes[0, 0], svgd, "O-SVGD: the full rate, until its own motion shows"),
@@ -202,17 +167,11 @@ def _draw(
         (axes[1, 0], floors, "O-Langevin, β = 0: the floor falls with η"),
     )
     for axis, runs, title in panels:
-        draw_curves(
-            axis, {r.label: (r.iterations, np.maximum(r.violation, 1e-12)) for r in runs}, ylabel="max |g|", title=title
-        )
+        lines = {r.label: (r.iterations, np.maximum(r.violation, 1e-12)) for r in runs}
+        draw_curves(axis, lines, "max |g|", title)
         for r, colour in zip(runs, COLOURS, strict=False):
             axis.plot(r.iterations, r.predicted, color=colour, linewidth=1, linestyle="--")
         axis.set_ylim(1e-10 if runs is svgd else 1e-4, 100)
-    draw_curves(
-        axes[1, 1],
-        {name: (x, np.maximum(y, 1e-6)) for name, (x, y) in discrepancy.items()},
-        ylabel="KSD⊥²",
-        title="the law along the set: no truth needed",
-        floor=exact_level,
-    )
+    lines = {name: (x, np.maximum(y, 1e-6)) for name, (x, y) in discrepancy.items()}
+    draw_curves(axes[1, 1], lines, "KSD⊥²", "the law along the set: no truth needed", floor=exact_level)
     return figure

@@ -7,32 +7,20 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from ogradient.datasets import Dataset, Split, adult
+from ogradient.datasets import Dataset, adult
 from ogradient.experiments import income
-from ogradient.experiments.folder import write_folder
-from ogradient.experiments.income import LANGEVIN_STEP, PULL, covariance
-from ogradient.experiments.training import (
-    Classifier,
-    Entry,
-    Run,
-    bernoulli,
-    devices,
-    follow,
-    logistic,
-    mlp,
-    normal_prior,
-)
+from ogradient.experiments.folder import Outcome, write_folder
+from ogradient.experiments.income import LANGEVIN_STEP, PULL, fair_problem
+from ogradient.experiments.training import Entry, Run, follow, logistic, mlp, origin
 from ogradient.plots import COLOURS, new_figure
-from ogradient.problem import Problem
-from ogradient.problem.functions import Position
-from ogradient.problem.posterior import posterior
 from ogradient.samplers import langevin, o_langevin
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LEVELS = (0.0, 0.005, 0.01, 0.02, 0.03)
 MODELS = ("logistic", "mlp")
@@ -40,25 +28,12 @@ MODELS = ("logistic", "mlp")
 
 @dataclass(frozen=True)
 class Config(income.Config):
-    """Everything that decides the result: as in the income experiment, of which the end is what counts here."""
+    """Everything that decides the result: as in the income experiment, with few checkpoints, since only the end is shown."""
 
     checkpoints: int = 4
 
 
 QUICK = Config(rows=4000, steps=300, seeds=1)
-
-
-def banded(model: Classifier, split: Split, level: float) -> Problem:
-    """The posterior with |covariance| ≤ level; at level 0 the equality."""
-
-    def joint(position: Position, batch: dict[str, Array]) -> tuple[Array, Array]:
-        logit = model.logit(position, batch["features"])
-        g = covariance(logit, batch["sensitive"])
-        return bernoulli(logit, batch["label"]), g if level == 0 else jnp.stack([g - level, -g - level])
-
-    data = {"features": split.features, "label": split.label, "sensitive": split.sensitive}
-    kind = "equality" if level == 0 else "inequality"
-    return posterior(normal_prior, data=data, joint_fn=joint, joint_kinds=(kind,))
 
 
 def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = True) -> dict[str, dict[str, list[Run]]]:
@@ -69,33 +44,24 @@ def compute(config: Config, out: Path, dataset: Dataset, *, progress: bool = Tru
         model = logistic(inputs) if name == "logistic" else mlp(inputs, config.hidden)
         entries = []
         for level in LEVELS:
-            problem = banded(model, dataset.train, level)
+            problem = fair_problem(model, dataset.train, level)
             text = f"|g| ≤ {level:g}" if level else "g = 0"
             entries.append(Entry(f"{name}, {text}", problem, o_langevin(problem, eta, alpha=PULL / eta)))
         entries.append(Entry(f"{name}, unconstrained", entries[0].problem, langevin(entries[0].problem, eta)))
-        found[name] = follow(entries, model, dataset, out / "tradeoff", config, progress=progress, hidden=config.hidden)
+        found[name] = follow(entries, model, dataset, out / "tradeoff", config, progress, hidden=config.hidden)
     return found
 
 
-def run(
-    config: Config, out: Path, *, data: Path | None = None, verify: bool = True, progress: bool = True
-) -> tuple[list[dict[str, Any]], Path]:
+def run(config: Config, out: Path, *, data: Path | None = None, verify: bool = True, progress: bool = True) -> Outcome:
     """Run what is missing, write the folder, return the table and the path of the figure."""
     dataset = adult(data, num_train=config.rows, progress=progress, verify=verify)
     found = compute(config, out, dataset, progress=progress)
     everything = {label: mine for runs in found.values() for label, mine in runs.items()}
     rows = [row(label, mine) for label, mine in everything.items()]
-    path = write_folder(
+    return rows, write_folder(
         out / "tradeoff",
         title="Accuracy against fairness",
-        config={
-            "experiment": "tradeoff",
-            **asdict(config),
-            "levels": LEVELS,
-            "data": dataset.provenance,
-            "computed on": devices(everything),
-        },
-        metrics={"table": rows},
+        config={"experiment": "tradeoff", **asdict(config), "levels": LEVELS, **origin(dataset, everything)},
         rows=rows,
         figure=draw(found),
         notes=[
@@ -106,29 +72,28 @@ def run(
             "law itself is nearer to it: mean |cov| against the level shows by how much.",
         ],
     )
-    return rows, path
 
 
 def row(label: str, runs: list[Run]) -> dict[str, Any]:
-    """One line of the table."""
+    """One line of the table: at the end, over particles and seeds."""
+    covariance = np.abs([run.train["covariance"][:, -1] for run in runs])
+    on_test = lambda name: float(np.mean([run.test[name][:, -1] for run in runs]))
     return {
         "model": label,
-        "mean |cov|": float(np.mean([np.abs(run.train["covariance"][:, -1]) for run in runs])),
-        "max |cov|": max(float(np.abs(run.train["covariance"][:, -1]).max()) for run in runs),
-        "test CV": float(np.mean([run.test["cv_score"][:, -1] for run in runs])),
-        "test accuracy": float(np.mean([run.test["accuracy"][:, -1] for run in runs])),
-        "test log likelihood": float(np.mean([run.test["log_likelihood"][:, -1] for run in runs])),
+        "mean |cov|": float(covariance.mean()),
+        "max |cov|": float(covariance.max()),
+        "test CV": on_test("cv_score"),
+        "test accuracy": on_test("accuracy"),
+        "test log likelihood": on_test("log_likelihood"),
     }
 
 
-def draw(found: dict[str, dict[str, list[Run]]]) -> Any:
+def draw(found: dict[str, dict[str, list[Run]]]) -> Figure:
     """Test accuracy against CV score: a curve per model, a cloud of particles at every level."""
     figure, axes = new_figure(1, 1, width=6.0, height=4.0)
     axis = axes[0, 0]
-    beside: list[dict[str, Any]] = [
-        {"xytext": (6, -9)},
-        {"xytext": (-6, 4), "ha": "right"},
-    ]  # of the lower curve, the upper
+    # Where the text stands: below the lower curve, above the upper one.
+    beside: list[dict[str, Any]] = [{"xytext": (6, -9)}, {"xytext": (-6, 4), "ha": "right"}]
     for (name, runs), colour, place in zip(found.items(), COLOURS, beside, strict=False):
         means = []
         for mine in runs.values():

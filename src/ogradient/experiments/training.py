@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,7 +43,7 @@ class Classifier(NamedTuple):
 
 
 def mlp(inputs: int, hidden: int = 50, activation: Callable[[Array], Array] = jax.nn.relu) -> Classifier:
-    """Two layers with units in between; with ReLU, the paper's model of incomes."""
+    """A network of two layers, with `hidden` units between them; with ReLU, the paper's model of incomes."""
 
     def start(key: Array) -> Position:
         first, second = jax.random.split(key)
@@ -75,7 +75,7 @@ def bernoulli(logit: Array, label: Array, weight: Array | float = 1.0) -> Array:
 
 
 class Entry(NamedTuple):
-    """One line of a figure: what is sampled, and how."""
+    """One line of a figure: its label, the problem, and the algorithm that samples it."""
 
     label: str
     problem: Problem
@@ -86,14 +86,12 @@ class Entry(NamedTuple):
 class Run:
     """One entry with one seed. Arrays of `train` and `test` have axes (particle, checkpoint), `constraint` one more."""
 
-    label: str
-    seed: int
     iterations: np.ndarray
     train: dict[str, np.ndarray]
     test: dict[str, np.ndarray]
     average: dict[str, float]  # metrics of the model average on the test rows, at the end
     constraint: np.ndarray
-    about: dict[str, Any]
+    about: dict[str, Any]  # settings, seed, data, device and time
 
 
 def follow(
@@ -102,27 +100,23 @@ def follow(
     dataset: Dataset,
     folder: Path,
     config: Any,
-    *,
     progress: bool,
     **data: Any,
 ) -> dict[str, list[Run]]:
-    """All entries with all seeds, from the folder where they are there already with the same settings.
+    """All entries with all seeds. Runs that are in the folder already, made with the same settings, are read.
 
-    `config` has particles, steps, checkpoints (at most that many, evenly spaced back from the last step) and seeds; `data` is
-    what else decides the runs.
+    `config` has particles, steps, checkpoints and seeds. There are at most so many checkpoints, evenly spaced back from the
+    last step. `data` is what else decides the runs.
     """
     runs: dict[str, list[Run]] = {}
     for entry in entries:
         for seed in range(config.seeds):
-            sampler = kernel_of(entry.algorithm).name
             about = {
                 "label": entry.label,
-                "sampler": sampler,
+                "sampler": kernel_of(entry.algorithm).name,
                 "settings": plain_settings(entry.algorithm),
                 "seed": seed,
-                "particles": config.particles,
-                "steps": config.steps,
-                "checkpoints": config.checkpoints,
+                **{name: getattr(config, name) for name in ("particles", "steps", "checkpoints")},
                 "data": dataset.provenance | data,
             }
             name = entry.label.replace(" ", "_").replace("/", "_")
@@ -132,8 +126,7 @@ def follow(
                 if progress:
                     print(f"{entry.label}, seed {seed}: {config.steps:,} steps", flush=True)
                 record = _record(entry, model, dataset, about)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps(record))
+                write_record(path, record)
             runs.setdefault(entry.label, []).append(_as_run(record))
     return runs
 
@@ -148,13 +141,20 @@ def read_record(path: Path, about: dict[str, Any]) -> dict[str, Any] | None:
     return record if {key: record["about"].get(key) for key in wanted} == wanted else None
 
 
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Keep a run for `read_record`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(record))
+
+
 def _record(entry: Entry, model: Classifier, dataset: Dataset, about: dict[str, Any]) -> dict[str, Any]:
-    ensemble = kernel_of(entry.algorithm).ensemble
+    """One run, JSON-able: metrics along it on the training and test rows, and the values of the constraint."""
     keys = jax.random.split(jax.random.key(1000 + about["seed"]), about["particles"])
     starts = jax.vmap(model.start)(keys)
-    begin = jax.tree.map(lambda leaf: leaf[None], starts) if ensemble else starts
+    begin = jax.tree.map(lambda leaf: leaf[None], starts) if kernel_of(entry.algorithm).ensemble else starts
     run = partial(sample, about["seed"], entry.problem, begin, algorithm=entry.algorithm, progress=False)
-    run(num_warmup=0, num_samples=1)  # so that the time below is without compiling
+    # One step first, so that the time of the run is without compiling.
+    run(num_warmup=0, num_samples=1)
     thinning = -(-about["steps"] // about["checkpoints"])
     kept, rest = divmod(about["steps"], thinning)
     trace = run(num_warmup=rest, num_samples=kept, thinning=thinning)
@@ -178,13 +178,11 @@ def _record(entry: Entry, model: Classifier, dataset: Dataset, about: dict[str, 
 
 def with_start(trace: Trace, starts: Position, problem: Problem) -> Trace:
     """The trace with the starts (particles first) as its first draw, so that curves begin at iteration 0."""
-    put = lambda draws, first: np.concatenate(
-        [(first[None, None] if trace.ensemble else first[:, None]), draws], axis=1
-    )
+    lead = (None, None) if trace.ensemble else (slice(None), None)
+    put = lambda draws, first: np.concatenate([np.asarray(first)[lead], draws], axis=1)
     values = jax.jit(lambda problem, starts: jax.vmap(problem.constraint_value)(starts))(problem, starts)
-    stats = {kind: put(trace.sample_stats[kind], np.asarray(value)) for kind, value in values.items()}
-    position = jax.tree.map(lambda draws, first: put(draws, np.asarray(first)), trace.position, starts)
-    return Trace(position, stats, trace.status_counts, trace.provenance, trace.state, trace.problem)
+    stats = {kind: put(trace.sample_stats[kind], value) for kind, value in values.items()}
+    return replace(trace, position=jax.tree.map(put, trace.position, starts), sample_stats=stats)
 
 
 def by_particle(trace: Trace, values: np.ndarray) -> np.ndarray:
@@ -198,18 +196,9 @@ def digits(values: np.ndarray) -> Any:
 
 
 def _as_run(record: dict[str, Any]) -> Run:
-    arrays = lambda metrics: {name: np.asarray(values) for name, values in metrics.items()}
-    about = record["about"]
-    return Run(
-        about["label"],
-        about["seed"],
-        np.asarray(record["iterations"]),
-        arrays(record["train"]),
-        arrays(record["test"]),
-        record["average"],
-        np.asarray(record["constraint"]),
-        about,
-    )
+    train, test = ({name: np.asarray(values) for name, values in record[split].items()} for split in ("train", "test"))
+    iterations, constraint = (np.asarray(record[name]) for name in ("iterations", "constraint"))
+    return Run(iterations, train, test, record["average"], constraint, record["about"])
 
 
 Summary = tuple[float, float]  # mean and standard error over seeds
@@ -244,19 +233,19 @@ def draw_panels(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, CurveOf]
     figure, axes = new_figure(2, 2, width=4.8, height=3.2)
     colours = dict(zip(runs, COLOURS, strict=False))
     for axis, (name, value) in zip(axes.flat, curves.items(), strict=True):
-        # The start is far from everything that follows; on a linear axis it would hide it.
+        # The start is far from everything that follows, and on a linear axis would hide it.
         begin = 0 if name in log else 1
         lines = {label: tuple(part[begin:] for part in curve(mine, value)) for label, mine in runs.items()}
-        draw_curves(axis, lines, ylabel=name, colours=colours, log_x=False, log_y=name in log, legend=False)
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False
-    )
+        draw_curves(axis, lines, name, colours=colours, log_x=False, log_y=name in log, legend=False)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
 
 
-def devices(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-    """On what the runs were computed; the figure may have been drawn elsewhere."""
-    return sorted({run.about["device"] for mine in runs.values() for run in mine})
+def origin(dataset: Dataset, runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Where the data came from, and on what the runs were computed; the figure may have been drawn elsewhere."""
+    devices = sorted({run.about["device"] for mine in runs.values() for run in mine})
+    return {"data": dataset.provenance, "computed on": devices}
 
 
 def as_metrics(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, CurveOf]) -> dict[str, Any]:
@@ -265,7 +254,6 @@ def as_metrics(runs: Mapping[str, Sequence[Run]], curves: Mapping[str, CurveOf])
     for label, mine in runs.items():
         table[label] = {"about": [run.about for run in mine]}
         for name, value in curves.items():
-            x, mean, error = curve(mine, value)
-            numbers = {"iterations": x, "mean": mean, "standard_error": error}
-            table[label][name] = {key: np.asarray(v, float).tolist() for key, v in numbers.items()}
+            numbers = zip(("iterations", "mean", "standard_error"), curve(mine, value), strict=True)
+            table[label][name] = {key: np.asarray(v, float).tolist() for key, v in numbers}
     return table

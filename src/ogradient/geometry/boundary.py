@@ -57,7 +57,7 @@ def stay_inside(
 def boundary_weight(
     inequality: ConstraintFn, frames: Frame, x: Array, bandwidth: Array, block_size: int | None
 ) -> tuple[Array, Array]:
-    """b (n,) and D∇b (n, d) of many points x (n, d): rises from 0 on the boundary to 1 about a kernel's length away.
+    """B (n,) and D∇b (n, d) of many points x (n, d): rises from 0 on the boundary to 1 about a kernel's length away.
 
     w_j = √bandwidth · mean over the points of ‖D∇h_j‖ is one number per row, so that ∇b is exactly −∇h_j/w_j of the nearest row.
     """

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry.frame import ConstraintFn, Frame, frame_at, project, row_lengths, solve, steer
+from ogradient.geometry.frame import ConstraintFn, Frame, evaluate, project, row_lengths, solve, steer
 
 Correction = Literal["auto", "exact", "hutchinson", "none"]
 
@@ -89,7 +89,7 @@ def correction(
     num_probes: int = 1,
     key: Array | None = None,
 ) -> Array:
-    """r = ∇·D = −½ D∇log det G − J⁺[tr(D H_k)]_k, the drift that makes the law right (paper, theorem on O-Langevin).
+    """R = ∇·D = −½ D∇log det G − J⁺[tr(D H_k)]_k, the drift that makes the law right (paper, theorem on O-Langevin).
 
     The second, normal half keeps the flow on the level set; the first, tangential half makes the law conditional, and
     is left out for `measure="hausdorff"`. `method="none"` drops all of r.
@@ -139,11 +139,10 @@ def stein_drift(
     a is the drift of O-Langevin along the set, what drives the particles of O-SVGD, and the vector of the Stein identity
     E[a·φ + tr(D∇φ)] = 0.
     """
-    frame = frame_at(constraint, x)
+    value, score, frame = evaluate(logdensity, constraint, x)
     tangential, normal = correction_parts(
         constraint, x, frame, measure=measure, method=method, num_probes=num_probes, key=key
     )
-    value, score = jax.value_and_grad(logdensity)(x)
     return frame, steer(frame, score + tangential, normal), value
 
 

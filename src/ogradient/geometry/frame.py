@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 ConstraintFn = Callable[[Array], Array]
+DEPENDENT = 4  # times the ridge: a row whose pivot² is below that depends on earlier rows
 
 
 class Frame(NamedTuple):
@@ -23,6 +24,24 @@ class Frame(NamedTuple):
     deficient: Array  # bool: the rows are dependent, or one vanishes
 
 
+class Local(NamedTuple):
+    """What a step needs to know at a point: log π, its gradient, and the frame of the constraint."""
+
+    logdensity: Array
+    score: Array  # ∇log π, (d,)
+    frame: Frame
+
+
+def evaluate(logdensity: Callable[[Array], Array], constraint: ConstraintFn, x: Array) -> Local:
+    """Log π, ∇log π, g and J at x: one forward pass, one backward pass for log π and one for each row of g.
+
+    All samplers on a constraint come through here. Where log π and g call one function, such as the user's `joint_fn`, the
+    compiler finds their forward passes equal and computes one.
+    """
+    value, score = jax.value_and_grad(logdensity)(x)
+    return Local(value, score, frame_at(constraint, x))
+
+
 def frame_at(constraint: ConstraintFn, x: Array) -> Frame:
     """Evaluate g and J at x (one forward and m backward passes) and factor G = J Jᵀ.
 
@@ -33,7 +52,7 @@ def frame_at(constraint: ConstraintFn, x: Array) -> Frame:
 
 
 def value_and_jacobian(constraint: ConstraintFn, x: Array) -> tuple[Array, Array]:
-    """g (m,) and J (m, d) at x."""
+    """G (m,) and J (m, d) at x."""
     value, pullback = jax.vjp(constraint, x)
     rows = jnp.eye(value.size, dtype=value.dtype)
     if value.size == 1:  # without a mapped axis, with which compilers do less well
@@ -56,19 +75,22 @@ def factor(value: Array, jacobian: Array, active: Array | None = None) -> Frame:
         half_log_det = jnp.sum(jnp.log(lengths if active is None else jnp.where(active, lengths, 1.0)))
         return Frame(value, jacobian, scale[:, None], half_log_det, gone[0])
     unit = jacobian * scale[:, None]
-    ridge = 8 * m * jnp.finfo(dtype).eps
-    diagonal = jnp.full(m, ridge, dtype)
+    diagonal = jnp.full(m, _ridge(m, dtype), dtype)
     if active is not None:  # a 1 on the diagonal in place of a row that is not there keeps shapes static
         diagonal = jnp.where(active, diagonal, 1.0)
     cholesky = jnp.linalg.cholesky(unit @ unit.T + jnp.diag(diagonal))
     root = _invert_lower(cholesky) * scale[None]  # L⁻¹S
     pivots = jnp.diagonal(cholesky)
-    # A row that depends on earlier ones leaves a pivot² of about the ridge. It counts for nothing, so that a row given twice
-    # has the volume of the row.
-    counts = (pivots**2 > 4 * ridge) & ~vanishing
-    half_log_det = jnp.sum(jnp.where(counts, jnp.log(pivots) + jnp.log(safe), 0.0))
-    deficient = jnp.any(gone) | ~jnp.all(pivots**2 > 4 * ridge)
+    # A row that depends on earlier ones adds nothing to the volume: a row given twice has that of the row.
+    independent = pivots**2 > DEPENDENT * _ridge(m, dtype)
+    half_log_det = jnp.sum(jnp.where(independent & ~vanishing, jnp.log(pivots) + jnp.log(safe), 0.0))
+    deficient = jnp.any(gone) | ~jnp.all(independent)
     return Frame(value, jacobian, root, half_log_det, deficient)
+
+
+def _ridge(m: int, dtype: Any) -> float:
+    """What is added to the diagonal of the Gram matrix of m unit rows."""
+    return 8 * m * float(jnp.finfo(dtype).eps)
 
 
 def row_lengths(rows: Array) -> Array:
@@ -84,9 +106,9 @@ def row_lengths(rows: Array) -> Array:
 
 def dependent_rows(frame: Frame) -> Array:
     """Which rows (m,) depend on earlier ones, or vanish: the pivots of the scaled Gram matrix are 1/(‖J_i‖ root_ii)."""
-    m, eps = frame.value.size, jnp.finfo(frame.jacobian.dtype).eps
+    ridge = _ridge(frame.value.size, frame.jacobian.dtype)
     inverse_pivots = row_lengths(frame.jacobian) * jnp.diagonal(frame.root)
-    return ~((inverse_pivots > 0) & (inverse_pivots**2 * (4 * 8 * m * eps) < 1))
+    return ~((inverse_pivots > 0) & (inverse_pivots**2 * (DEPENDENT * ridge) < 1))
 
 
 def _invert_lower(lower: Array) -> Array:

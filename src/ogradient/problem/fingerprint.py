@@ -65,7 +65,7 @@ def _code(code: types.CodeType, doc: str | None, seen: set[int]) -> Iterator[byt
             yield from _code(constant, None, seen)
         elif isinstance(constant, frozenset):
             yield repr(sorted(constant, key=repr)).encode()
-        elif constant is None or constant != doc:
+        elif constant is not None and constant != doc:  # a function without a docstring has None in its place
             yield repr(constant).encode()
 
 

@@ -100,7 +100,11 @@ class Problem:
             model = self.data.model
             named = {name: getattr(model, name) for name in ("logprior_fn", "loglikelihood_fn", "joint_fn", "augment")}
             named |= {"equality": model.equalities, "inequality": model.inequalities}
-        return {name: value for name, value in named.items() if value is not None and value != ()}
+        return {
+            name: value
+            for name, value in named.items()
+            if value is not None and not (isinstance(value, tuple) and not value)
+        }
 
     @property
     def constrained(self) -> bool:

@@ -10,19 +10,8 @@ import numpy as np
 from jax import Array
 
 from ogradient.problem import Measure, Problem
-from ogradient.problems.known import (
-    FREE_DIRECTIONS,
-    MANY_DIRECTIONS,
-    KnownProblem,
-    Moment,
-    accepted_first,
-    coordinate,
-    expectation,
-    inverse_cdf,
-    square_about,
-    uniform_sphere,
-)
-from ogradient.problems.spheres import at_height
+from ogradient.problems.draws import at_height, expectation, inverse_cdf, rejection, uniform_sphere
+from ogradient.problems.known import KnownProblem, Moment, coordinate, means_and_variances, square_about, unsuitable_in
 
 
 def spherical_cap(dim: int = 3, level: float = 0.3) -> KnownProblem:
@@ -34,39 +23,20 @@ def spherical_cap(dim: int = 3, level: float = 0.3) -> KnownProblem:
     density = np.maximum(1 - grid**2, 0.0) ** ((dim - 3) / 2)
     mean, square = expectation(grid, density, lambda t: t), expectation(grid, density, np.square)
     exact = lambda key, n: at_height(inverse_cdf(grid, density), key, n, dim)
-    return KnownProblem(
-        name="spherical_cap",
-        problem=Problem(lambda x: 0.0, equality=lambda x: jnp.sum(x**2) - 1, inequality=lambda x: level - x[0]),
-        dim=dim,
-        start_on=exact,
-        start_off=lambda key, n: 2 * jax.random.normal(key, (n, dim)),
-        moments={
-            "x_1": Moment(coordinate(0), mean),
-            "x_1²": Moment(square_about(0, 0.0), square),
-            "x_2": Moment(coordinate(1), 0.0),
-        },
-        exact=exact,
-    )
+    problem = Problem(lambda x: 0.0, equality=lambda x: jnp.sum(x**2) - 1, inequality=lambda x: level - x[0])
+    start_off = lambda key, n: 2 * jax.random.normal(key, (n, dim))
+    moments = {"x_1": Moment(coordinate(0), mean), "x_1²": Moment(square_about(0), square)}
+    moments["x_2"] = Moment(coordinate(1), 0.0)
+    return KnownProblem("spherical_cap", problem, dim, exact, start_off, moments, exact)
 
 
 def interval() -> KnownProblem:
     """N(0, 1) on [1, 3]: the smallest problem with a boundary, and no equality."""
-
-    def exact(key: Array, n: int) -> Array:
-        return jax.random.truncated_normal(key, 1.0, 3.0, (n, 1))
-
-    return KnownProblem(
-        name="interval",
-        problem=Problem(lambda x: -0.5 * jnp.sum(x**2), inequality=lambda x: jnp.stack([1 - x[0], x[0] - 3])),
-        dim=1,
-        start_on=exact,
-        start_off=lambda key, n: 2 + 1.5 * jax.random.normal(key, (n, 1)),
-        moments={
-            "x": Moment(coordinate(0), 1.510050),
-            "var x": Moment(square_about(0, 1.510050), 0.173453),
-        },
-        exact=exact,
-    )
+    problem = Problem(lambda x: -0.5 * jnp.sum(x**2), inequality=lambda x: jnp.stack([1 - x[0], x[0] - 3]))
+    exact = lambda key, n: jax.random.truncated_normal(key, 1.0, 3.0, (n, 1))
+    start_off = lambda key, n: 2 + 1.5 * jax.random.normal(key, (n, 1))
+    moments = {"x": Moment(coordinate(0), 1.510050), "var x": Moment(square_about(0, 1.510050), 0.173453)}
+    return KnownProblem("interval", problem, 1, exact, start_off, moments, exact)
 
 
 def disc() -> KnownProblem:
@@ -75,26 +45,16 @@ def disc() -> KnownProblem:
 
     def exact(key: Array, n: int) -> Array:
         """Rejection from the uniform law: the density is highest at (1, 1)/√2."""
-        rounds = 80
         radius_key, direction_key, accept_key = jax.random.split(key, 3)
-        radius = jnp.sqrt(jax.random.uniform(radius_key, (n * rounds, 1)))
-        points = radius * uniform_sphere(direction_key, n * rounds, 2)
-        log_ratio = jax.vmap(logdensity)(points) + 4 * (2 - math.sqrt(0.5)) ** 2
-        return accepted_first(points, jnp.log(jax.random.uniform(accept_key, (n * rounds,))) < log_ratio, n)
+        radius = jnp.sqrt(jax.random.uniform(radius_key, (80 * n, 1)))
+        points = radius * uniform_sphere(direction_key, 80 * n, 2)
+        return rejection(accept_key, points, jax.vmap(logdensity)(points) + 4 * (2 - math.sqrt(0.5)) ** 2, n)
 
-    return KnownProblem(
-        name="disc",
-        problem=Problem(logdensity, inequality=lambda x: jnp.sum(x**2) - 1),
-        dim=2,
-        start_on=exact,
-        start_off=lambda key, n: 2 * jax.random.normal(key, (n, 2)),
-        moments={
-            "x_1": Moment(coordinate(0), 0.594783),
-            "x_1²": Moment(square_about(0, 0.0), 0.398811),
-            "x_1 x_2": Moment(lambda x: x[0] * x[1], 0.324463),
-        },
-        exact=exact,
-    )
+    problem = Problem(logdensity, inequality=lambda x: jnp.sum(x**2) - 1)
+    start_off = lambda key, n: 2 * jax.random.normal(key, (n, 2))
+    moments = {"x_1": Moment(coordinate(0), 0.594783), "x_1²": Moment(square_about(0), 0.398811)}
+    moments["x_1 x_2"] = Moment(lambda x: x[0] * x[1], 0.324463)
+    return KnownProblem("disc", problem, 2, exact, start_off, moments, exact)
 
 
 def dirichlet(dim: int = 20) -> KnownProblem:
@@ -107,34 +67,22 @@ def dirichlet(dim: int = 20) -> KnownProblem:
         return jnp.sum(jnp.asarray(alpha - 1, x.dtype) * (jnp.log(safe) + jnp.minimum(x - edge, 0.0) / edge))
 
     exact = lambda key, n: jax.random.dirichlet(key, jnp.asarray(alpha), (n,))
-    share = alpha / total
-    unsuitable = {
-        "o_langevin": "near a face the drift is as steep as 1/x; steps short enough there go nowhere elsewhere"
-    }
-    if dim - 1 > FREE_DIRECTIONS:
-        unsuitable["o_svgd"] = MANY_DIRECTIONS
-    return KnownProblem(
-        name="dirichlet",
-        problem=Problem(logdensity, equality=lambda x: jnp.sum(x) - 1, inequality=lambda x: -x),
-        dim=dim,
-        start_on=exact,
-        start_off=lambda key, n: jax.random.uniform(key, (n, dim), minval=0.5 / dim, maxval=4 / dim),
-        moments={f"x_{i + 1}": Moment(coordinate(i), float(share[i])) for i in (0, dim - 1)}
-        | {
-            f"var x_{i + 1}": Moment(square_about(i, share[i]), float(share[i] * (1 - share[i]) / (total + 1)))
-            for i in (0, dim - 1)
-        },
-        exact=exact,
-        unsuitable=unsuitable,
-    )
+    steep = "near a face the drift is as steep as 1/x; steps short enough there go nowhere elsewhere"
+    unsuitable = {"o_langevin": steep} | unsuitable_in(dim - 1)
+    problem = Problem(logdensity, equality=lambda x: jnp.sum(x) - 1, inequality=lambda x: -x)
+    start_off = lambda key, n: jax.random.uniform(key, (n, dim), minval=0.5 / dim, maxval=4 / dim)
+    mean = alpha / total
+    moments = means_and_variances((0, dim - 1), mean, mean * (1 - mean) / (total + 1), first=1)
+    return KnownProblem("dirichlet", problem, dim, exact, start_off, moments, exact, unsuitable)
 
 
 def cone(measure: Measure = "conditional") -> KnownProblem:
-    """g = x² + y² − z² with 0 < z < 1, flat log π: ∇g vanishes at the vertex, which the conditional law does not avoid.
+    """The cone g = x² + y² − z² with 0 < z < 1, flat log π: ∇g vanishes at the vertex, which the conditional law does not avoid.
 
     Exact kernels keep the law, but refuse nearly every move beside the vertex: some chains stay there for long.
     """
-    by_area = measure == "hausdorff"  # area is ∝ z dz; ‖∇g‖ ∝ z, so that conditionally z is uniform
+    # The area is ∝ z dz. ‖∇g‖ is ∝ z, so that conditionally z is uniform.
+    by_area = measure == "hausdorff"
 
     def exact(key: Array, n: int) -> Array:
         height_key, angle_key = jax.random.split(key)
@@ -145,32 +93,22 @@ def cone(measure: Measure = "conditional") -> KnownProblem:
 
     rarely = "single steps enter and leave the neighbourhood of the vertex too rarely"
     vertex = "the flow reaches the vertex, where the tangent plane jumps; use the exact kernels"
-    return KnownProblem(
-        name="cone",
-        problem=Problem(
-            lambda x: 0.0,
-            equality=lambda x: x[0] ** 2 + x[1] ** 2 - x[2] ** 2,
-            inequality=lambda x: jnp.stack([-x[2], x[2] - 1]),
-            measure=measure,
-        ),
-        dim=3,
-        start_on=exact,
-        start_off=lambda key, n: exact(key, n) * jnp.array([[1.4, 1.4, 0.9]]) + 0.1 * jax.random.normal(key, (n, 3)),
-        moments={
-            "z": Moment(coordinate(2), 2 / 3 if by_area else 1 / 2),
-            "z²": Moment(square_about(2, 0.0), 1 / 2 if by_area else 1 / 3),
-            "x": Moment(coordinate(0), 0.0),
-        },
-        exact=exact,
-        unsuitable={"o_langevin": vertex, "o_svgd": vertex} | ({} if by_area else {"clangevin": rarely}),
-    )
+    unsuitable = {"o_langevin": vertex, "o_svgd": vertex} | ({} if by_area else {"clangevin": rarely})
+    equality, inequality = lambda x: x[0] ** 2 + x[1] ** 2 - x[2] ** 2, lambda x: jnp.stack([-x[2], x[2] - 1])
+    problem = Problem(lambda x: 0.0, equality=equality, inequality=inequality, measure=measure)
+    start_off = lambda key, n: exact(key, n) * jnp.array([[1.4, 1.4, 0.9]]) + 0.1 * jax.random.normal(key, (n, 3))
+    mean, square = (2 / 3, 1 / 2) if by_area else (1 / 2, 1 / 3)
+    moments = {"z": Moment(coordinate(2), mean), "z²": Moment(square_about(2), square)}
+    moments["x"] = Moment(coordinate(0), 0.0)
+    return KnownProblem("cone", problem, 3, exact, start_off, moments, exact, unsuitable)
 
 
 def quadratic_poly(measure: Measure = "conditional") -> KnownProblem:
     """N(0, I) on the curve x⁴y² + x² + y = 1, where x³ − y³ ≤ 1: one connected piece of a curve with two turns."""
     truth = (-0.13165, 0.52354, 0.41847, 0.49457) if measure == "conditional" else (-0.24004, 0.31742, 0.55881, 0.42362)
     # The curve is a quadratic in y, real up to |x| = widest; x = widest · sin t passes its turns smoothly.
-    widest = math.sqrt(max(root.real for root in np.roots([4, -4, 0, -1]) if abs(root.imag) < 1e-12))  # in x²
+    # The roots are those in x².
+    widest = math.sqrt(max(root.real for root in np.roots([4, -4, 0, -1]) if abs(root.imag) < 1e-12))
 
     def point(t: Array) -> tuple[Array, Array]:
         x = widest * jnp.sin(t)
@@ -191,29 +129,10 @@ def quadratic_poly(measure: Measure = "conditional") -> KnownProblem:
     def exact(key: Array, n: int) -> Array:
         return jnp.stack(point(inverse_cdf(*density())(key, n)), axis=-1)
 
-    return KnownProblem(
-        name="quadratic_poly",
-        problem=Problem(
-            lambda x: -0.5 * jnp.sum(x**2),
-            equality=lambda x: x[0] ** 4 * x[1] ** 2 + x[0] ** 2 + x[1] - 1,
-            inequality=lambda x: x[0] ** 3 - x[1] ** 3 - 1,
-            measure=measure,
-        ),
-        dim=2,
-        start_on=exact,
-        start_off=lambda key, n: exact(key, n) + 0.3 * jax.random.normal(key, (n, 2)),
-        moments={
-            name: Moment(function, value)
-            for (name, function), value in zip(
-                {
-                    "x": coordinate(0),
-                    "y": coordinate(1),
-                    "x²": square_about(0, 0.0),
-                    "y²": square_about(1, 0.0),
-                }.items(),
-                truth,
-                strict=True,
-            )
-        },
-        exact=exact,
-    )
+    equality = lambda x: x[0] ** 4 * x[1] ** 2 + x[0] ** 2 + x[1] - 1
+    inequality = lambda x: x[0] ** 3 - x[1] ** 3 - 1
+    problem = Problem(lambda x: -0.5 * jnp.sum(x**2), equality=equality, inequality=inequality, measure=measure)
+    start_off = lambda key, n: exact(key, n) + 0.3 * jax.random.normal(key, (n, 2))
+    functions = {"x": coordinate(0), "y": coordinate(1), "x²": square_about(0), "y²": square_about(1)}
+    moments = {name: Moment(functions[name], value) for name, value in zip(functions, truth, strict=True)}
+    return KnownProblem("quadratic_poly", problem, 2, exact, start_off, moments, exact)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from ogradient.problem import Problem
-from ogradient.problems.known import FREE_DIRECTIONS, MANY_DIRECTIONS, KnownProblem, Moment, coordinate, square_about
+from ogradient.problems.known import KnownProblem, Moment, means_and_variances, unsuitable_in
 
 
 def transport(dim: int = 50, num_constraints: int = 5) -> KnownProblem:
@@ -34,23 +34,16 @@ def transport(dim: int = 50, num_constraints: int = 5) -> KnownProblem:
         free = jax.random.normal(key, (n, dim - m))
         return jax.vmap(inverse)(jnp.concatenate([jnp.zeros_like(free, shape=(n, m)), free], axis=1))
 
-    coordinates = lambda i: lambda x: phi(x)[i]
-    return KnownProblem(
-        name="transport",
-        # g needs the first m + 1 coordinates only; taking the slice first keeps its derivatives cheap at any d.
-        problem=Problem(lambda x: -0.5 * jnp.sum(phi(x) ** 2), equality=lambda x: phi(x[: m + 1])[:m]),
-        dim=dim,
-        start_on=exact,
-        start_off=lambda key, n: 2 * jax.random.normal(key, (n, dim)),
-        moments={
-            "y_{m+1}": Moment(coordinates(m), 0.0),
-            "y_{m+1}²": Moment(lambda x: phi(x)[m] ** 2, 1.0),
-            "‖y_{m+1:}‖²/(d−m)": Moment(lambda x: jnp.mean(phi(x)[m:] ** 2), 1.0),
-            "cos y_d": Moment(lambda x: jnp.cos(x[-1]), math.exp(-0.5)),
-        },
-        exact=exact,
-        unsuitable={} if dim - m <= FREE_DIRECTIONS else {"o_svgd": MANY_DIRECTIONS},
-    )
+    # g needs the first m + 1 coordinates only. Taking the slice first keeps its derivatives cheap at any d.
+    problem = Problem(lambda x: -0.5 * jnp.sum(phi(x) ** 2), equality=lambda x: phi(x[: m + 1])[:m])
+    start_off = lambda key, n: 2 * jax.random.normal(key, (n, dim))
+    moments = {
+        "y_{m+1}": Moment(lambda x: phi(x)[m], 0.0),
+        "y_{m+1}²": Moment(lambda x: phi(x)[m] ** 2, 1.0),
+        "‖y_{m+1:}‖²/(d−m)": Moment(lambda x: jnp.mean(phi(x)[m:] ** 2), 1.0),
+        "cos y_d": Moment(lambda x: jnp.cos(x[-1]), math.exp(-0.5)),
+    }
+    return KnownProblem("transport", problem, dim, exact, start_off, moments, exact, unsuitable_in(dim - m))
 
 
 def affine_gaussian(dim: int = 5, num_constraints: int = 2, seed: int = 0) -> KnownProblem:
@@ -63,24 +56,18 @@ def affine_gaussian(dim: int = 5, num_constraints: int = 2, seed: int = 0) -> Kn
     new_mean = mean + gain @ (level - matrix @ mean)
     new_covariance = covariance - gain @ matrix @ covariance
     values, vectors = np.linalg.eigh(new_covariance)
-    root = vectors * np.sqrt(np.where(np.arange(dim) < num_constraints, 0, values))  # the constraint takes m directions
+    # The constraint takes m directions.
+    root = vectors * np.sqrt(np.where(np.arange(dim) < num_constraints, 0, values))
     precision = np.linalg.inv(covariance)
+
+    def logdensity(x: Array) -> Array:
+        centred = x - jnp.asarray(mean, x.dtype)
+        return -0.5 * centred @ jnp.asarray(precision, x.dtype) @ centred
+
+    equality = lambda x: jnp.asarray(matrix, x.dtype) @ x - jnp.asarray(level, x.dtype)
     exact = lambda key, n: jnp.asarray(new_mean)[None] + jax.random.normal(key, (n, dim)) @ jnp.asarray(root.T)
+    start_off = lambda key, n: 3 * jax.random.normal(key, (n, dim))
+    moments = means_and_variances(range(dim), new_mean, np.diag(new_covariance), first=0)
     return KnownProblem(
-        name="affine_gaussian",
-        problem=Problem(
-            lambda x: (
-                -0.5
-                * (x - jnp.asarray(mean, x.dtype))
-                @ jnp.asarray(precision, x.dtype)
-                @ (x - jnp.asarray(mean, x.dtype))
-            ),
-            equality=lambda x: jnp.asarray(matrix, x.dtype) @ x - jnp.asarray(level, x.dtype),
-        ),
-        dim=dim,
-        start_on=exact,
-        start_off=lambda key, n: 3 * jax.random.normal(key, (n, dim)),
-        moments={f"x_{i}": Moment(coordinate(i), float(new_mean[i])) for i in range(dim)}
-        | {f"var x_{i}": Moment(square_about(i, new_mean[i]), float(new_covariance[i, i])) for i in range(dim)},
-        exact=exact,
+        "affine_gaussian", Problem(logdensity, equality=equality), dim, exact, start_off, moments, exact
     )

@@ -1,21 +1,18 @@
-"""What a problem with a known answer consists of, and tools for drawing from one-dimensional densities."""
+"""What a problem with a known answer consists of, and the moments that many of them have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from ogradient.problem import Problem
+from ogradient.problems.draws import Draw
 
-Draw = Callable[[Array, int], Array]  # (key, n) -> (n, d)
-FREE_DIRECTIONS = 8  # above which a few hundred particles of SVGD lose variance
-MANY_DIRECTIONS = "so many free directions need more particles than usual: SVGD loses variance"
+FREE_DIRECTIONS = 8  # in more of them a few hundred particles of SVGD lose variance
 
 
 class Moment(NamedTuple):
@@ -32,44 +29,32 @@ class KnownProblem:
     name: str
     problem: Problem
     dim: int
-    start_on: Draw
-    start_off: Draw
+    start_on: Draw  # starts on the set
+    start_off: Draw  # starts off it
     moments: dict[str, Moment]
-    exact: Draw | None = field(default=None)  # independent draws of the law itself
+    exact: Draw | None = None  # independent draws of the law itself
     unsuitable: dict[str, str] = field(default_factory=dict)  # samplers that cannot do it, and why
 
 
+def unsuitable_in(directions: int) -> dict[str, str]:
+    """Samplers that cannot do a problem with so many free directions, and why."""
+    why = "so many free directions need more particles than usual: SVGD loses variance"
+    return {"o_svgd": why} if directions > FREE_DIRECTIONS else {}
+
+
+def means_and_variances(
+    indices: Sequence[int], mean: np.ndarray, variance: np.ndarray, first: int
+) -> dict[str, Moment]:
+    """The moments x_i and var x_i of some coordinates; names count coordinates from `first`."""
+    means = {f"x_{i + first}": Moment(coordinate(i), float(mean[i])) for i in indices}
+    return means | {f"var x_{i + first}": Moment(square_about(i, mean[i]), float(variance[i])) for i in indices}
+
+
 def coordinate(i: int) -> Callable[[Array], Array]:
-    """X ↦ x_i."""
+    """The function x ↦ x_i."""
     return lambda x: x[i]
 
 
-def square_about(i: int, centre: float) -> Callable[[Array], Array]:
-    """X ↦ (x_i − centre)²."""
+def square_about(i: int, centre: float = 0.0) -> Callable[[Array], Array]:
+    """The function x ↦ (x_i − centre)²."""
     return lambda x: (x[i] - float(centre)) ** 2
-
-
-def inverse_cdf(grid: np.ndarray, density: np.ndarray) -> Callable[[Array, int], Array]:
-    """Draws (n,) from a density tabulated on a fine grid, by inverting its distribution function."""
-    cumulative = np.concatenate([[0], np.cumsum(0.5 * np.diff(grid) * (density[1:] + density[:-1]))])
-
-    def draw(key: Array, n: int) -> Array:
-        return jnp.interp(jax.random.uniform(key, (n,)), jnp.asarray(cumulative / cumulative[-1]), jnp.asarray(grid))
-
-    return draw
-
-
-def expectation(grid: np.ndarray, density: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> float:
-    """E[f] under a density tabulated on a fine grid."""
-    return float(np.trapezoid(function(grid) * density, grid) / np.trapezoid(density, grid))
-
-
-def accepted_first(points: Array, accepted: Array, n: int) -> Array:
-    """The first n accepted of many proposals."""
-    return points[jnp.argsort(~accepted, stable=True)[:n]]
-
-
-def uniform_sphere(key: Array, n: int, dim: int) -> Array:
-    """Points on the unit sphere."""
-    z = jax.random.normal(key, (n, dim))
-    return z / jnp.linalg.norm(z, axis=1, keepdims=True)

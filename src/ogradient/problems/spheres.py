@@ -10,18 +10,8 @@ import numpy as np
 from jax import Array
 
 from ogradient.problem import Problem
-from ogradient.problems.known import (
-    FREE_DIRECTIONS,
-    MANY_DIRECTIONS,
-    Draw,
-    KnownProblem,
-    Moment,
-    accepted_first,
-    coordinate,
-    inverse_cdf,
-    square_about,
-    uniform_sphere,
-)
+from ogradient.problems.draws import at_height, inverse_cdf, rejection, uniform_sphere
+from ogradient.problems.known import KnownProblem, Moment, coordinate, means_and_variances, square_about, unsuitable_in
 
 
 def von_mises_fisher(dim: int = 10, concentration: float = 10.0) -> KnownProblem:
@@ -30,20 +20,15 @@ def von_mises_fisher(dim: int = 10, concentration: float = 10.0) -> KnownProblem
     # Along t = μᵀx the density is e^{κt}(1 − t²)^{(d−3)/2}.
     grid = np.linspace(-1, 1, 200_001)
     height = inverse_cdf(grid, np.exp(concentration * (grid - 1)) * np.maximum(1 - grid**2, 0.0) ** ((dim - 3) / 2))
-    return KnownProblem(
-        name="von_mises_fisher",
-        problem=Problem(lambda x: concentration * x[0], equality=lambda x: jnp.sum(x**2) - 1),
-        dim=dim,
-        start_on=lambda key, n: uniform_sphere(key, n, dim),
-        start_off=lambda key, n: 2 * jax.random.normal(key, (n, dim)) / math.sqrt(dim),
-        moments={
-            "μᵀx": Moment(lambda x: x[0], ratio),
-            "(μᵀx)²": Moment(lambda x: x[0] ** 2, 1 - (dim - 1) / concentration * ratio),
-            "x_d": Moment(lambda x: x[-1], 0.0),
-        },
-        exact=lambda key, n: at_height(height, key, n, dim),
-        unsuitable={} if dim - 1 <= FREE_DIRECTIONS else {"o_svgd": MANY_DIRECTIONS},
-    )
+    problem = Problem(lambda x: concentration * x[0], equality=lambda x: jnp.sum(x**2) - 1)
+    start_on = lambda key, n: uniform_sphere(key, n, dim)
+    start_off = lambda key, n: 2 * jax.random.normal(key, (n, dim)) / math.sqrt(dim)
+    exact = lambda key, n: at_height(height, key, n, dim)
+    square = 1 - (dim - 1) / concentration * ratio
+    moments = {"μᵀx": Moment(coordinate(0), ratio), "(μᵀx)²": Moment(square_about(0), square)}
+    moments["x_d"] = Moment(coordinate(-1), 0.0)
+    unsuitable = unsuitable_in(dim - 1)
+    return KnownProblem("von_mises_fisher", problem, dim, start_on, start_off, moments, exact, unsuitable)
 
 
 def bingham() -> KnownProblem:
@@ -53,28 +38,20 @@ def bingham() -> KnownProblem:
 
     def exact(key: Array, n: int) -> Array:
         """Rejection from the uniform law: the density is at most e⁵."""
-        rounds = 60
         direction_key, accept_key = jax.random.split(key)
-        points = uniform_sphere(direction_key, n * rounds, 3)
-        log_ratio = jnp.sum(jnp.asarray(weights)[None] * points**2, axis=1) - max(weights)
-        accepted = jnp.log(jax.random.uniform(accept_key, (n * rounds,))) < log_ratio
-        return accepted_first(points, accepted, n)
+        points = uniform_sphere(direction_key, 60 * n, 3)
+        return rejection(accept_key, points, jnp.sum(jnp.asarray(weights)[None] * points**2, axis=1) - max(weights), n)
 
-    return KnownProblem(
-        name="bingham",
-        problem=Problem(lambda x: jnp.sum(jnp.asarray(weights, x.dtype) * x**2), equality=lambda x: jnp.sum(x**2) - 1),
-        dim=3,
-        start_on=lambda key, n: uniform_sphere(key, n, 3),
-        start_off=lambda key, n: 2 * jax.random.normal(key, (n, 3)),
-        moments={f"x_{i + 1}²": Moment(square_about(i, 0.0), truth[i]) for i in range(3)}
-        | {"x_3": Moment(coordinate(2), 0.0)},
-        exact=exact,
-    )
+    problem = Problem(lambda x: jnp.sum(jnp.asarray(weights, x.dtype) * x**2), equality=lambda x: jnp.sum(x**2) - 1)
+    start_on, start_off = lambda key, n: uniform_sphere(key, n, 3), lambda key, n: 2 * jax.random.normal(key, (n, 3))
+    moments = {f"x_{i + 1}²": Moment(square_about(i), truth[i]) for i in range(3)} | {"x_3": Moment(coordinate(2), 0.0)}
+    return KnownProblem("bingham", problem, 3, start_on, start_off, moments, exact)
 
 
 def orthogonal(n: int = 4) -> KnownProblem:
     """Rotations: n×n matrices with X Xᵀ = I and det X = 1, uniform (Haar); d = n², m = n(n+1)/2, positions flattened."""
-    upper = tuple(index.astype(np.int32) for index in np.triu_indices(n))  # int32 in either precision
+    # int32 in either precision.
+    upper = tuple(index.astype(np.int32) for index in np.triu_indices(n))
     matrix = lambda x: x.reshape(n, n)
 
     def exact(key: Array, count: int) -> Array:
@@ -85,19 +62,16 @@ def orthogonal(n: int = 4) -> KnownProblem:
 
         return jax.vmap(one)(jax.random.split(key, count))
 
+    equality = lambda x: (matrix(x) @ matrix(x).T - jnp.eye(n, dtype=x.dtype))[upper]
+    start_off = lambda key, count: jnp.eye(n).reshape(1, -1) + 0.3 * jax.random.normal(key, (count, n * n))
+    moments = {
+        "trace": Moment(lambda x: jnp.trace(matrix(x)), 0.0),
+        "trace²": Moment(lambda x: jnp.trace(matrix(x)) ** 2, 1.0),
+        "trace⁴": Moment(lambda x: jnp.trace(matrix(x)) ** 4, 4.0 if n == 4 else 3.0),
+        "x_1²": Moment(square_about(0), 1 / n),
+    }
     return KnownProblem(
-        name="orthogonal",
-        problem=Problem(lambda x: 0.0, equality=lambda x: (matrix(x) @ matrix(x).T - jnp.eye(n, dtype=x.dtype))[upper]),
-        dim=n * n,
-        start_on=exact,
-        start_off=lambda key, count: jnp.eye(n).reshape(1, -1) + 0.3 * jax.random.normal(key, (count, n * n)),
-        moments={
-            "trace": Moment(lambda x: jnp.trace(matrix(x)), 0.0),
-            "trace²": Moment(lambda x: jnp.trace(matrix(x)) ** 2, 1.0),
-            "trace⁴": Moment(lambda x: jnp.trace(matrix(x)) ** 4, 4.0 if n == 4 else 3.0),
-            "x_1²": Moment(square_about(0, 0.0), 1 / n),
-        },
-        exact=exact,
+        "orthogonal", Problem(lambda x: 0.0, equality=equality), n * n, exact, start_off, moments, exact
     )
 
 
@@ -110,35 +84,20 @@ def sphere_affine(dim: int = 10, num_linear: int = 3, seed: int = 0) -> KnownPro
     centre = np.linalg.pinv(matrix) @ matrix @ rng.normal(size=dim)
     centre *= 0.6 / np.linalg.norm(centre)
     level = matrix @ centre
-    null = np.linalg.svd(matrix)[2][num_linear:]  # an orthonormal basis of the directions with A x = 0
+    # An orthonormal basis of the directions with A x = 0.
+    null = np.linalg.svd(matrix)[2][num_linear:]
     radius = math.sqrt(1 - centre @ centre)
     covariance = radius**2 / (dim - num_linear) * null.T @ null
-    exact = lambda key, n: (
-        jnp.asarray(centre)[None] + radius * uniform_sphere(key, n, dim - num_linear) @ jnp.asarray(null)
-    )
-    return KnownProblem(
-        name="sphere_affine",
-        problem=Problem(
-            lambda x: 0.0,
-            equality=[
-                lambda x: jnp.sum(x**2) - 1,
-                lambda x: jnp.asarray(matrix, x.dtype) @ x - jnp.asarray(level, x.dtype),
-            ],
-        ),
-        dim=dim,
-        start_on=exact,
-        start_off=lambda key, n: 2 * uniform_sphere(key, n, dim),
-        moments={f"x_{i + 1}": Moment(coordinate(i), float(centre[i])) for i in range(2)}
-        | {f"var x_{i + 1}": Moment(square_about(i, centre[i]), float(covariance[i, i])) for i in range(2)},
-        exact=exact,
-    )
 
+    def exact(key: Array, n: int) -> Array:
+        return jnp.asarray(centre)[None] + radius * uniform_sphere(key, n, dim - num_linear) @ jnp.asarray(null)
 
-def at_height(height: Draw, key: Array, n: int, dim: int) -> Array:
-    """Points of the unit sphere with x₁ drawn by `height` and the rest uniform around it."""
-    height_key, direction_key = jax.random.split(key)
-    t = height(height_key, n)[:, None]
-    return jnp.concatenate([t, jnp.sqrt(1 - t**2) * uniform_sphere(direction_key, n, dim - 1)], axis=1)
+    on_plane = lambda x: jnp.asarray(matrix, x.dtype) @ x - jnp.asarray(level, x.dtype)
+    on_sphere = lambda x: jnp.sum(x**2) - 1
+    problem = Problem(lambda x: 0.0, equality=[on_sphere, on_plane])
+    start_off = lambda key, n: 2 * uniform_sphere(key, n, dim)
+    moments = means_and_variances(range(2), centre, np.diag(covariance), first=1)
+    return KnownProblem("sphere_affine", problem, dim, exact, start_off, moments, exact)
 
 
 def _bessel_ratio(order: float, argument: float) -> float:

@@ -24,15 +24,16 @@ from ogradient.chunk import (
     capacity_of,
     row_shapes,
     rows_before,
-    run_chunk,
     steps_to_row_end,
-    with_companion,
 )
+from ogradient.interrupts import Interrupts
 from ogradient.keys import split_step
 from ogradient.pace import Pace
 from ogradient.problem import Problem
 from ogradient.problem.feed import Feed
 from ogradient.problem.fingerprint import fingerprint
+from ogradient.run.placement import Placement
+from ogradient.run.progress import ProgressBar
 from ogradient.run.sink import Memory
 from ogradient.samplers.base import (
     Kernel,
@@ -74,7 +75,6 @@ class Run:
         self.problem, self.kernel, self.key = problem, kernel_of(algorithm), key
         self.warmup, self.thinning = warmup, thinning
         self.step_size = settings_of(algorithm).get("step_size")
-        self.num_chains = jax.tree.leaves(states)[0].shape[0]
         # Before the run: what a setting or the data cannot say of themselves is noticed while there is nothing to lose.
         self.about = {
             "algorithm": self.kernel.name,
@@ -89,15 +89,19 @@ class Run:
             "num_warmup": warmup,
             "thinning": thinning,
         }
-        # XLA may round a batch of one differently from a larger one: a lone chain gets a silent companion. An ensemble
-        # is a batch already.
-        states = with_companion(states) if self.num_chains == 1 and not self.kernel.ensemble else states
+        self.placement = Placement(states, ensemble=self.kernel.ensemble)
+        states = self.placement.states
         self.parameters, self.pace = arguments_of(self.kernel, parameters_of(algorithm), states.position)
         self.feed = None if problem.batch_fn is None else Feed(problem)
         self.failure: BaseException | None = None
         self.tuned = False
         self.sink = Memory()
         self.progress = Progress(states, done, np.zeros((self.num_chains, len(Status)), np.int64), 0)
+
+    @property
+    def num_chains(self) -> int:
+        """How many chains the user gave."""
+        return self.placement.num_chains
 
     @property
     def done(self) -> int:
@@ -109,16 +113,19 @@ class Run:
         """Statuses of the steps of this call, (chain, status)."""
         return self.progress.counts
 
-    def advance(self, total: int, chunk_size: int | None, progress: bool, *, stop_when_bad: bool) -> None:
-        """Run to absolute step `total`; whatever is raised on the way, all chunks before it are kept."""
-        name, step_size = self.kernel.name, self.step_size
-        label = name if step_size is None or callable(step_size) else f"{name}({step_size:.3g})"
-        with _progress_bar(total, self.done, label, progress) as bar:
-            bar.set_postfix_str("compiling")
+    def advance(
+        self, total: int, chunk_size: int | None, progress: bool, interrupts: Interrupts, *, stop_when_bad: bool
+    ) -> None:
+        """Run to absolute step `total`; whatever is raised on the way, all chunks before it are kept.
+
+        Ctrl-C waits for the end of a chunk.
+        """
+        with ProgressBar(total, self.done, self.kernel.name, self.step_size, show=progress) as bar:
             capacity = capacity_of(*self._fixed(), self.key, self.progress.states)
             if self.feed is not None:
                 self.feed.start(self.done, total)
-            self._chunk(0, capacity)  # no step yet: it only compiles
+            with interrupts.held():
+                self._chunk(0, capacity)  # no step yet: it only compiles
             length = chunk_size or (32 if self.feed is None else self.feed.length)
             while self.done < total:
                 longest = max(self.warmup - self.done, 0) + (capacity - 1) * self.thinning
@@ -127,17 +134,13 @@ class Run:
                 if self.feed is not None:
                     steps = min(steps, self.feed.left(self.done))
                 started = time.perf_counter()
-                largest = self._chunk(steps, capacity)
+                with interrupts.held():
+                    largest = self._chunk(steps, capacity)
                 if chunk_size is None and self.feed is None:
                     per_step = (time.perf_counter() - started) / steps
                     length = max(1, min(int(CHUNK_SECONDS / per_step), 8 * length))
                 bad = int(self.counts[:, Status.NON_FINITE].sum())
-                bar.set_postfix_str(
-                    ("warm-up" if self.done < self.warmup else "sampling")
-                    + ("" if largest is None else f", max |g| {largest:.2g}")
-                    + (f", {bad} non-finite" if bad else "")
-                )
-                bar.update(steps)
+                bar.update(steps, warmup=self.done < self.warmup, largest=largest, non_finite=bad)
                 if bad and stop_when_bad:
                     return
 
@@ -157,18 +160,18 @@ class Run:
             batches = np.int32(done - first), lot
         problem, kernel, parameters, pace = self._fixed()
         arguments = (parameters, pace, key, states, begin, *scalars, batches)
-        states, rows, more, _ = run_chunk(problem, kernel, capacity, *arguments)
+        states, rows, more, _ = self.placement.run_chunk(problem, kernel, capacity, *arguments)
         kept = rows_before(done + steps, self.warmup, self.thinning) - rows_before(done, self.warmup, self.thinning)
-        counts = counts + np.asarray(more)[: self.num_chains]
+        counts = counts + self.placement.chains(more)
         jax.block_until_ready(states)
         largest = None
         if kept:
             rows["stats"].pop("steering", None)
-            rows = jax.tree.map(lambda leaf: np.asarray(leaf)[:kept, : self.num_chains].copy(), rows)
+            rows = self.placement.rows(rows, kept)
             self.sink.append(rows)
             value = rows["stats"].get("equality")
             largest = None if value is None or value.size == 0 else float(np.abs(value).max())
-        # One assignment: an interrupt finds the whole chunk, or nothing of it.
+        # One assignment: what ends a chunk midway finds all of it, or nothing.
         self.progress = Progress(states, done + steps, counts, pieces + bool(kept))
         return largest
 
@@ -197,7 +200,7 @@ class Run:
             "versions": versions(),
             "device": jax.devices()[0].device_kind,
         }
-        state = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_chains], states)
+        state = self.placement.chains(states)
         return Trace(draws["position"], draws["stats"], counts, provenance, state, self.problem)
 
     def _nothing(self, states: Any) -> Any:
@@ -210,9 +213,3 @@ class Run:
 def versions() -> dict[str, str]:
     """What a run is made with."""
     return {"ogradient": __version__, "jax": jax.__version__, "python": platform.python_version()}
-
-
-def _progress_bar(total: int, done: int, label: str, show: bool) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(total=total, initial=done, desc=label, unit="step", disable=not show, delay=1.0, leave=False)

@@ -61,8 +61,12 @@ def continue_run(
             f"resume continues a run on the data {before}; the problem given has {data}. To go on with other data, start a "
             "run from the last positions instead."
         )
-    _warn_if_other(past, problem)
     draws = resume.position if positions is None else in_order_of(resume, positions)
+    if resume.state is None or not jax.tree.leaves(resume.state):
+        raise ValueError(
+            "the trace has no state to go on from: the run failed inside a chunk that computed in place. Start a run from the "
+            "last draws instead: jax.tree.map(lambda leaf: leaf[:, -1], trace.position)."
+        )
     leaves, structure = jax.tree.leaves(resume.state), jax.tree.structure(draws)
     if resume.num_draws:
         last = jax.tree.map(lambda leaf: leaf[:, -1], draws)
@@ -79,6 +83,7 @@ def continue_run(
             "the state in the trace does not fit the algorithm. Was the run made in another precision? "
             "(jax_enable_x64 must be as it was.)"
         )
+    _warn_if_other(past, problem)
     return algorithm, jax.tree.unflatten(jax.tree.structure(wanted), found), past["num_warmup"], past["num_steps"]
 
 

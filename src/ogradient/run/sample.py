@@ -110,7 +110,7 @@ def sample(
         started, interrupted = time.perf_counter(), False
         try:
             with interrupts.allowed():
-                run.advance(total, chunk_size, progress, stop_when_bad=throw)
+                run.advance(total, chunk_size, progress, interrupts, stop_when_bad=throw)
         except KeyboardInterrupt:
             interrupted = True
         except BaseException as error:
@@ -231,9 +231,8 @@ def _fail(failure: BaseException, trace: Trace, done: int) -> NoReturn:
     text = str(failure) if known else f"{type(failure).__name__}: {str(failure) or 'no message'}."
     kept = "no draw was kept yet"
     if trace.num_draws:
-        kept = (
-            "the draws so far are in the exception's .trace, and og.sample(..., resume=error.trace) goes on from there"
-        )
+        kept = "the draws so far are in the exception's .trace"
+        kept += ", and og.sample(..., resume=error.trace) goes on from there" if trace.state is not None else ""
     raise SamplingError(f"{text} Stopped after step {done:,}; {kept}.", trace) from (
         failure.__cause__ if known else failure
     )

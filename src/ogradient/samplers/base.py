@@ -280,11 +280,15 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be one finite, positive number; got {value!r}.")
 
 
-def keep_finite(proposal: Array, current: Array, logdensity: Array) -> tuple[Array, Array]:
-    """The proposal if all of it is finite, else the current position; and the status that says so.
+def keep_finite(new: Any, old: Any, logdensity: Array, status: Array | int = Status.OK) -> tuple[Any, Array]:
+    """The new position where all of it is finite, else the old one; and the status, NON_FINITE in that case.
 
-    `logdensity` is log π at the current position: where it is not finite the chain has left the support, however finite its
-    gradient may be, and must not wander on unnoticed.
+    `logdensity` is log π at the old position, or at those of all particles: where it is not finite the chain has left the
+    support, however finite its gradient may be, and must not wander on unnoticed. Particles reach each other, so all of them
+    move, or none.
     """
-    finite = jnp.all(jnp.isfinite(proposal)) & jnp.isfinite(logdensity)
-    return jnp.where(finite, proposal, current), jnp.where(finite, Status.OK, Status.NON_FINITE).astype(jnp.int32)
+    finite = jnp.all(jnp.isfinite(logdensity))
+    for leaf in jax.tree.leaves(new):
+        finite = finite & jnp.all(jnp.isfinite(leaf))
+    kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+    return kept, jnp.where(finite, status, Status.NON_FINITE).astype(jnp.int32)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import random_signs, value_and_jacobian
+from ogradient.geometry import evaluate, random_signs
 from ogradient.mapping import chains_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
@@ -33,13 +33,13 @@ from ogradient.samplers.base import (
     SamplingAlgorithm,
     Schedule,
     init,
+    keep_finite,
     make_algorithm,
     split_step_size,
     step_size_at,
 )
 from ogradient.samplers.o_langevin import check_pull, pull
 from ogradient.samplers.svgd import flatten_particles
-from ogradient.status import Status
 
 SWEEPS = 100  # of the solver for λ
 
@@ -83,8 +83,8 @@ class ControlLangevin:
 
         def look(argument: tuple[Array, Array]) -> tuple[Array, ...]:
             point, key = argument
-            value, score = jax.value_and_grad(logdensity)(point)
-            rows, jacobian = value_and_jacobian(rows_of, point)
+            value, score, frame = evaluate(logdensity, rows_of, point)
+            rows, jacobian = frame.value, frame.jacobian
             along = lambda z: jax.jvp(lambda y: jax.jvp(rows_of, (y,), (z,))[1], (point,), (z,))[1]
             laplacian = jnp.mean(jax.vmap(along)(random_signs(key, (self.num_probes, dim), x.dtype)), axis=0)
             return value, score, rows, jacobian, jacobian @ score + laplacian
@@ -93,18 +93,13 @@ class ControlLangevin:
             look, (x, jax.random.split(probe_key, n)), chains_together(problem)
         )
         gram = jnp.einsum("nkd,nld->kl", jacobians, jacobians) / n
-        wanted = eta * jnp.mean(rates, axis=0) + pull(
-            jnp.mean(rows, axis=0), eta, parameters["alpha"], self.beta
-        )  # η times the bracket of λ
+        # η times the bracket of λ.
+        wanted = eta * jnp.mean(rates, axis=0) + pull(jnp.mean(rows, axis=0), eta, parameters["alpha"], self.beta)
         num_equalities = equality(x[0]).shape[0]
         multiplier = solve_multipliers(gram, wanted, jnp.arange(wanted.size) >= num_equalities)
         noise = jnp.sqrt(2 * eta) * jax.random.normal(noise_key, x.shape, x.dtype)
         proposal = x + eta * scores - jnp.einsum("nkd,k->nd", jacobians, multiplier) + noise
-        finite = jnp.all(jnp.isfinite(proposal)) & jnp.all(
-            jnp.isfinite(values)
-        )  # λ reaches everyone: all move, or none
-        position = jax.tree.map(lambda new, old: jnp.where(finite, new, old), unravel(proposal), state.position)
-        status = jnp.where(finite, Status.OK, Status.NON_FINITE).astype(jnp.int32)
+        position, status = keep_finite(unravel(proposal), state.position, values)
         info = ControlInfo(jax.vmap(view.constraint_value)(position), status, multiplier / eta)
         return ChainState(position, state.iteration + 1), info
 

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ogradient.geometry import Correction, correction_parts, frame_at, psi, resolve_correction, steer
+from ogradient.geometry import Correction, correction_parts, evaluate, psi, resolve_correction, steer
 from ogradient.geometry.boundary import MAX_ACTIVE, stay_inside
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
@@ -80,12 +80,11 @@ class OLangevin:
         method = resolve_correction(self.correction, x.size)
         noise_key, probe_key = jax.random.split(rng_key) if method == "hutchinson" else (rng_key, None)
 
-        frame = frame_at(constraint, x)
+        value, score, frame = evaluate(logdensity, constraint, x)
         tangential, normal = correction_parts(
             constraint, x, frame, measure=problem.measure, method=method, num_probes=self.num_probes, key=probe_key
         )
         noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(noise_key, x.shape, x.dtype)
-        value, score = jax.value_and_grad(logdensity)(x)
         vector = eta * (score + temperature * tangential) + noise
         rate = eta * temperature * normal - landing(frame.value)
         proposal = x + steer(frame, vector, rate)
@@ -93,9 +92,8 @@ class OLangevin:
         if problem.inequality is not None:
             inequality = lambda x: view.inequality_value(unravel(x))
             proposal, reflected = stay_inside(inequality, frame, x, proposal, max_active=self.max_active, pull=landing)
-        x, status = keep_finite(proposal, x, value)
-
-        status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
+        status = jnp.where(frame.deficient, Status.RANK_DEFICIENT, Status.OK)
+        x, status = keep_finite(proposal, x, value, status)
         position = unravel(x)
         info = OLangevinInfo(view.constraint_value(position), status, reflected)
         return ChainState(position, state.iteration + 1), info

@@ -141,7 +141,7 @@ def _came_back(frame: Frame, start: Point, end: Array, back: Array, size: Array)
 def _project(
     constraint: ConstraintFn, frame: Frame, origin: Array, x: Array, projection: str
 ) -> tuple[Array, Array, Array, Array]:
-    """x − J(origin)ᵀλ with g = 0 to rounding: the point, whether it was reached, the iterations it took, and `size`.
+    """X − J(origin)ᵀλ with g = 0 to rounding: the point, whether it was reached, the iterations it took, and `size`.
 
     Chord: λ ← λ + G⁻¹g with the Gram matrix of the origin, one value of g each. Newton: (J(x)J(origin)ᵀ)⁻¹g, one frame each,
     quadratic, and for larger steps. The same solver from both ends is what the reversibility check needs.

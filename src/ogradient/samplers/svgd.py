@@ -25,6 +25,7 @@ from ogradient.samplers.base import (
     Obeys,
     SamplingAlgorithm,
     Schedule,
+    keep_finite,
     make_algorithm,
     split_step_size,
     step_size_at,
@@ -155,15 +156,12 @@ def settle(
     optimizer_state: Any,
     status: Array,
 ) -> tuple[ParticleState, ParticleInfo]:
-    """The new state, unless any number of it is not finite: one particle reaches all others, so then all stay."""
-    finite = jnp.all(jnp.isfinite(proposal)) & jnp.all(jnp.isfinite(logdensities))
-    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
-    position = keep(unravel(proposal), state.position)
-    status = jnp.where(finite, status, jnp.int32(Status.NON_FINITE))
-    new = ParticleState(
-        position, state.iteration + 1, keep(h, state.bandwidth), keep(optimizer_state, state.optimizer_state)
-    )
-    return new, ParticleInfo(jax.vmap(problem.constraint_value)(position), status, h)
+    """The new state, unless any number of it is not finite; and what is to be said of it."""
+    position, status = keep_finite(unravel(proposal), state.position, logdensities, status)
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(status != Status.NON_FINITE, a, b), new, old)
+    carried = keep((h, optimizer_state), (state.bandwidth, state.optimizer_state))
+    info = ParticleInfo(jax.vmap(problem.constraint_value)(position), status, h)
+    return ParticleState(position, state.iteration + 1, *carried), info
 
 
 @dataclass(frozen=True)

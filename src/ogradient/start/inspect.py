@@ -1,4 +1,4 @@
-"""At the door: look at the starts once, before any loop, and say what is wrong and what to do about it."""
+"""Look at the starts once, before any loop, and say what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ogradient.problem.functions import Position, first_of, shapes_of
 from ogradient.status import Status, warn
 
 NEWTON_STEPS = 24
-TURNED = 0.25  # of a gradient within 8 roundings of x: beyond, the set is not resolved
+TURNED = 0.25  # a gradient that turns by more within 8 roundings of x: the set is not resolved
 
 
 def check_start(
@@ -77,13 +77,15 @@ def check_start(
 
 @partial(jax.jit, static_argnums=2)
 def _inspect_all(problem: Problem, positions: Position, constrained: bool) -> dict[str, Array]:
-    if problem.data is not None:  # on one batch, where there are batches; one chain at a time, since data take memory
-        problem = problem if problem.batch_fn is not None else problem.view(jax.random.key(0))
-        return lax.map(lambda position: _inspect(problem, position, constrained), positions)
-    return jax.vmap(lambda position: _inspect(problem, position, constrained))(positions)
+    if problem.data is None:
+        return jax.vmap(lambda position: _inspect(problem, position, constrained))(positions)
+    # On one batch, where there are batches. One chain at a time, since data take memory.
+    view = problem if problem.batch_fn is not None else problem.view(jax.random.key(0))
+    return lax.map(lambda position: _inspect(view, position, constrained), positions)
 
 
 def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[str, Array]:
+    """What one start shows: log π, its score and, of the constraint, values and gradients along Newton steps from there."""
     x, logdensity, constraint, unravel = problem.flatten(position)
     value, score = jax.value_and_grad(logdensity)(x)
     report = {"logdensity": value, "score": jnp.sum(jnp.abs(score))}
@@ -100,30 +102,31 @@ def _inspect(problem: Problem, position: Position, constrained: bool) -> dict[st
     report |= {"bounds": bounds, "slopes": row_lengths(slopes)}
     report |= {"values": values, "norms": norms, "size": size, "deficient": deficient}
     # Where the starts land: how far the gradients turn within a few roundings of x, and the size of the terms of g.
-    here = value_and_jacobian(constraint, last)[1]
+    here, info = value_and_jacobian(constraint, last)[1], jnp.finfo(x.dtype)
     signs = random_signs(jax.random.key(0), (1, x.size), x.dtype)[0]
-    there = value_and_jacobian(constraint, last + 8 * jnp.finfo(x.dtype).eps * jnp.abs(last) * signs)[1]
-    scale = 1 / jnp.maximum(row_lengths(here), jnp.finfo(x.dtype).tiny)
-    turns = row_lengths((there - here) * scale[:, None])
-    return report | {"turns": turns, "terms": jnp.max(jnp.abs(last)) * row_lengths(here)}
+    there = value_and_jacobian(constraint, last + 8 * info.eps * jnp.abs(last) * signs)[1]
+    scale = 1 / jnp.maximum(row_lengths(here), info.tiny)
+    turned = row_lengths((there - here) * scale[:, None])
+    return report | {"turned": turned, "terms": jnp.max(jnp.abs(last)) * row_lengths(here)}
 
 
 def _warn_not_a_sum(problem: Problem, positions: Position) -> None:
-    """A sum over rows given twice is twice the sum over the rows; an average is once that, rows against rows four times.
+    """Warn where a likelihood does not look like a sum over rows.
 
-    A likelihood that cannot take other rows than its own (it may hold weights of its own) is not looked at.
+    For rows given twice a sum is twice as large, an average the same, and rows against rows four times as large. A likelihood
+    that cannot take other rows than its own, because it holds weights of its own, say, is not looked at.
     """
     if problem.data is None:
         return
     model, data = problem.data.model, problem.data.rows
     once = jax.tree.map(lambda leaf: leaf[: model.batch_size], data)
-    position = first_of(positions)
     name = "loglikelihood_fn" if model.joint_fn is None else "joint_fn"
     try:
         once = once if model.augment is None else model.augment(jax.random.key(0), once)
         twice = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), once)
-        single, double = (float(model.loglikelihood(position, batch)) for batch in (once, twice))
-    except Exception:  # whatever a user's function may raise on a batch of another size
+        single, double = (float(model.loglikelihood(first_of(positions), batch)) for batch in (once, twice))
+    except Exception:
+        # A user's function may raise anything on a batch of another size.
         return
     same = lambda factor: single != 0 and abs(double - factor * single) <= 1e-3 * abs(single)
     if same(1):
@@ -139,14 +142,11 @@ def _warn_not_a_sum(problem: Problem, positions: Position) -> None:
 
 
 def _warn_partial(problem: Problem) -> None:
-    """A constraint on the likelihood's few rows is seldom meant; given a size of its own, it is."""
+    """Warn of a constraint that sees the likelihood's few rows. With a batch size of its own it is meant."""
     model = None if problem.data is None else problem.data.model
-    if (
-        model is None
-        or model.batch_size is None
-        or model.constraint_batch_size is not None
-        or model.joint_fn is not None
-    ):
+    if model is None or model.batch_size is None:
+        return
+    if model.constraint_batch_size is not None or model.joint_fn is not None:
         return
     warn(
         f"the constraint sees {model.batch_size} of {model.num_rows} rows in each step. Draws obey the noise of those rows too, "
@@ -165,10 +165,9 @@ def _refuse_non_finite(what: str, values: np.ndarray, who: str) -> None:
 
 
 def _check_particles(positions: Position, settings: dict[str, Any]) -> None:
-    """Particles that coincide move as one; a single one has no median distance."""
-    flat = np.concatenate(
-        [np.asarray(leaf).reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(positions)], axis=2
-    )
+    """Warn of particles that coincide, which move as one; refuse a single one, which has no median distance."""
+    leaves = [np.asarray(leaf).reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(positions)]
+    flat = np.concatenate(leaves, axis=2)
     n = flat.shape[1]
     if n == 1 and settings["rkhs_kernel"].bandwidth is None:
         raise ValueError(
@@ -183,7 +182,7 @@ def _check_particles(positions: Position, settings: dict[str, Any]) -> None:
 
 
 def _warn_infeasible(problem: Problem, positions: Position, bounds: np.ndarray) -> None:
-    """No start is inside and none can be brought there: rows of the wrong sign, in conflict, or never below 0."""
+    """Warn where no start is inside and none can be brought there: rows of the wrong sign, in conflict, or never below 0."""
     if not (bounds > 0).any(axis=1).all():
         return
     landing = land(problem, positions)
@@ -192,25 +191,22 @@ def _warn_infeasible(problem: Problem, positions: Position, bounds: np.ndarray) 
     best, rows = float(np.asarray(landing.residual).min()), np.flatnonzero((bounds > 0).all(axis=0))
     text = f"no start could be brought to where all constraints hold: the best residual is {best:.3g}. "
     if rows.size:
-        text += (
-            f"inequality[{rows[0]}] is positive at every start; h(x) <= 0 is wanted: if you meant h(x) >= 0, pass -h. "
-        )
+        sign = "is positive at every start; h(x) <= 0 is wanted: if you meant h(x) >= 0, pass -h. "
+        text += f"inequality[{rows[0]}] {sign}"
     if best < 1e-6:
         text += "It is nearly 0: an inequality that is never below 0 is an equality; pass it (or its root, if a square) as one. "
-    warn(
-        text
-        + ("Otherwise the" if rows.size else "The")
-        + " constraints may contradict each other, or the starts be too far."
-    )
+    text += "Otherwise the" if rows.size else "The"
+    warn(f"{text} constraints may contradict each other, or the starts be too far.")
 
 
 def _refuse_unresolved(report: dict[str, np.ndarray], regular: np.ndarray) -> None:
-    """A set whose gradients turn within the roundings of x, or whose g is made of numbers too small to hold, is not there.
+    """Refuse a set that the precision does not resolve.
 
-    Rows that are not `regular` have a gradient that vanishes on the set, and are not judged.
+    Its gradients turn within the roundings of x, or its g is made of numbers too small to hold. Rows that are not `regular`
+    have a gradient that vanishes on the set, and are not judged.
     """
     info = np.finfo(report["values"].dtype)
-    turned, terms = np.median(report["turns"], axis=0), np.median(report["terms"], axis=0)
+    turned, terms = np.median(report["turned"], axis=0), np.median(report["terms"], axis=0)
     size = np.median(report["size"][:, -1])
     if (rows := np.flatnonzero((turned > TURNED) & regular)).size:
         raise ValueError(
@@ -220,18 +216,15 @@ def _refuse_unresolved(report: dict[str, np.ndarray], regular: np.ndarray) -> No
         )
     small = (terms < info.tiny / info.eps) & (np.median(report["norms"][:, -1], axis=0) > 0) & regular & (size > 0)
     if (rows := np.flatnonzero(small)).size or 0 < size < np.sqrt(info.tiny):
-        what = (
-            f"equality[{rows[0]}] is made of numbers of size {terms[rows[0]]:.2g}"
-            if rows.size
-            else f"|x| is {size:.2g}"
-        )
-        raise ValueError(
-            f"{what} on the set, too small for {info.dtype}. Choose units in which coordinates and constraints are of ordinary "
-            "size."
-        )
+        what = f"|x| is {size:.2g}"
+        if rows.size:
+            what = f"equality[{rows[0]}] is made of numbers of size {terms[rows[0]]:.2g}"
+        units = "Choose units in which coordinates and constraints are of ordinary size."
+        raise ValueError(f"{what} on the set, too small for {info.dtype}. {units}")
 
 
 def _refuse_points(problem: Problem, deficient: np.ndarray, positions: Position) -> None:
+    """Refuse as many independent rows as coordinates: single points are nothing to sample."""
     one = first_of(positions)
     dim, rows = problem.flatten(one)[0].size, jax.eval_shape(problem.equality_value, one).shape[0]
     if rows >= dim and not deficient.all():
@@ -243,9 +236,10 @@ def _refuse_points(problem: Problem, deficient: np.ndarray, positions: Position)
 
 
 def _warn_squared(values: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Which rows are squares: Newton on c² halves c, so g falls by exactly 4 each step; on a regular one it falls ever faster.
+    """Which rows are squares, with a warning.
 
-    From far outside a small sphere it falls by 4 as well, but there x itself is halved.
+    Newton on g = c² halves c, so that g falls by exactly 4 each step; a regular g falls ever faster. From far outside a small
+    sphere it falls by 4 as well, but there x itself is halved.
     """
     early = values[:, 5:14]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -263,6 +257,7 @@ def _warn_squared(values: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def _warn_unattainable(values: np.ndarray, norms: np.ndarray, size: np.ndarray, *, dependent: bool) -> None:
+    """Warn of rows that Newton brings to 0 from no start, and of rows whose gradients are dependent at every start."""
     with np.errstate(divide="ignore", invalid="ignore"):
         distance = np.abs(values) / norms / (1 + size[..., None])
     # Rows that contradict each other can each be 0 in passing: what counts is where Newton ends.
@@ -289,11 +284,11 @@ def _warn_unattainable(values: np.ndarray, norms: np.ndarray, size: np.ndarray, 
 
 
 def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
+    """Warn of a pull so strong at the starts that the sampler caps it."""
     if "alpha" not in settings:
         return
     eta, alpha, beta = _first_step_size(settings), settings["alpha"], settings["beta"]
-    factor = (1.0 if alpha is None else alpha * eta) * np.abs(value) ** beta
-    largest = float(np.max(factor))
+    largest = float(np.max((1.0 if alpha is None else alpha * eta) * np.abs(value) ** beta))
     if largest > 1 + 1e-6:
         enough = (1 / eta if alpha is None else alpha) / largest
         warn(
@@ -304,5 +299,6 @@ def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
 
 def _first_step_size(settings: dict[str, Any]) -> float:
     step_size = settings["step_size"]
-    step_size = 1.0 if step_size is None else step_size  # an optimiser's own: the landing is then one Newton step
+    # None is that of an optimiser: the landing is then one Newton step.
+    step_size = 1.0 if step_size is None else step_size
     return float(step_size(jnp.zeros((), jnp.int32))) if callable(step_size) else float(step_size)

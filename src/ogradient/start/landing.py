@@ -5,15 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from ogradient.geometry.land import land
-from ogradient.mapping import draws_together, over_particles
+from ogradient.mapping import over_draws
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position, first_of
 from ogradient.status import Status, warn
 
-LOST_DIGITS = 0.1  # of log π: the steps in which it can be told apart
+LOST_DIGITS = 0.1  # a last digit of log π that is larger spoils acceptance
 
 
 def land_starts(problem: Problem, positions: Position) -> Position:
@@ -23,11 +22,8 @@ def land_starts(problem: Problem, positions: Position) -> Position:
     if lost.size:
         residual, rank = (np.asarray(part)[lost].min() for part in (landing.residual, landing.rank))
         rows = jax.eval_shape(problem.equality_value, first_of(positions)).shape[0]
-        why = (
-            f" The Jacobian has rank {rank} of {rows} there: constraints conflict, or a gradient vanishes."
-            if rank < rows
-            else ""
-        )
+        why = f" The Jacobian has rank {rank} of {rows} there: constraints conflict, or a gradient vanishes."
+        why = why if rank < rows else ""
         raise ValueError(
             f"{lost.size} of {len(landing.status)} starts (the first is chain {lost[0]}) could not be brought onto the set: the "
             f"best residual is {residual:.3g}.{why} If the constraint can be met at all, start nearer to the set."
@@ -37,7 +33,7 @@ def land_starts(problem: Problem, positions: Position) -> Position:
 
 
 def bring_inside(problem: Problem, positions: Position, *, ensemble: bool = False) -> Position:
-    """With inequalities, starts that can be landed are.
+    """The starts, with inequalities landed where they can be.
 
     Log π need not exist where h(x) > 0, and a step towards {g = 0} may lead across a boundary.
     """
@@ -51,8 +47,8 @@ def bring_inside(problem: Problem, positions: Position, *, ensemble: bool = Fals
 
 
 def check_digits(problem: Problem, positions: Position) -> None:
-    """Acceptance is decided by differences of log π: where it is huge, the last digit of its precision is larger than those."""
-    value = np.asarray(_logdensities(problem, positions))
+    """Warn where log π is so huge that its last digit is larger than the differences by which moves are accepted."""
+    value = np.asarray(over_draws(Problem.logdensity, problem, positions))
     lost = float(np.finfo(value.dtype).eps * np.median(np.abs(value)))
     if lost > LOST_DIGITS:
         warn(
@@ -60,8 +56,3 @@ def check_digits(problem: Problem, positions: Position) -> None:
             "moves are accepted by differences smaller than that, so the law will be off. It is needed only up to a constant: "
             "subtract one, term by term where it is a sum, or use float64 (jax_enable_x64)."
         )
-
-
-@jax.jit
-def _logdensities(problem: Problem, positions: Position) -> Array:
-    return over_particles(problem.logdensity, positions, draws_together(problem))

@@ -17,31 +17,26 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
     leaves, structure = jax.tree.flatten(positions)
     if not leaves:
         raise ValueError("initial_positions is empty; give an array of shape (chains, d) or a pytree of such arrays.")
-    arrays = []
-    for leaf in leaves:
-        try:
-            array = jnp.asarray(leaf)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"initial_positions has a leaf that is no array of numbers: {error}") from None
-        if array.ndim == 0:
-            raise ValueError(
-                "every leaf of initial_positions needs the chains as its first axis; got a scalar leaf. A nested list is "
-                "a pytree of scalars: wrap it in jnp.array, and add an axis for a single chain: x0[None]."
-            )
-        arrays.append(array)
+    try:
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"initial_positions has a leaf that is no array of numbers: {error}") from None
+    if any(array.ndim == 0 for array in arrays):
+        raise ValueError(
+            "every leaf of initial_positions needs the chains as its first axis; got a scalar leaf. A nested list is "
+            "a pytree of scalars: wrap it in jnp.array, and add an axis for a single chain: x0[None]."
+        )
     for path, _ in jax.tree_util.tree_leaves_with_path(positions):
         if not all(isinstance(getattr(key, "key", ""), str | int) for key in path):
-            raise ValueError(
-                f"the keys of dicts in initial_positions must be strings; got {jax.tree_util.keystr(path)}."
-            )
+            got = jax.tree_util.keystr(path)
+            raise ValueError(f"the keys of dicts in initial_positions must be strings; got {got}.")
     for name in RESERVED & set(leaf_names(positions)):
-        raise ValueError(
-            f"a variable cannot be called {name!r}, which a trace uses for its own axes and numbers; rename it."
-        )
-    counts = sorted({array.shape[0] for array in arrays})
-    if len(counts) > 1:
-        raise ValueError(f"the leaves of initial_positions disagree on the number of chains (first axis): {counts}.")
-    if counts == [0]:
+        why = "which a trace uses for its own axes and numbers"
+        raise ValueError(f"a variable cannot be called {name!r}, {why}; rename it.")
+    chains = sorted({array.shape[0] for array in arrays})
+    if len(chains) > 1:
+        raise ValueError(f"the leaves of initial_positions disagree on the number of chains (first axis): {chains}.")
+    if chains == [0]:
         raise ValueError("initial_positions has no chain: its first axis is empty.")
     positions = as_positions(jax.tree.unflatten(structure, arrays))
     _refuse_lone_start(problem, positions)
@@ -57,14 +52,15 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
 
 
 def _refuse_lone_start(problem: Problem, positions: Position) -> None:
-    """One start of shape (d,) looks like d chains of a scalar. Where the functions take both, nobody can tell which is meant."""
+    """Refuse starts of shape (d,) where the functions take one start of d coordinates as well as d chains of a scalar."""
     leaves = jax.tree.leaves(positions)
     if len(leaves) > 1 or leaves[0].ndim != 1 or leaves[0].size == 1:
         return
     for one in (first_of(positions), positions):
         try:
             problem.check(one)
-        except Exception:  # whatever a user's function may raise on another shape
+        except Exception:
+            # A user's function may raise anything on another shape.
             return
     raise ValueError(
         f"initial_positions, {shapes_of(positions)}, can be read as {leaves[0].size} chains of scalars, and as one start, "

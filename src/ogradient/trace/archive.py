@@ -41,25 +41,23 @@ def names_on_disk(names: Iterable[str]) -> dict[str, str]:
 
     def plain(name: str, folded: str) -> bool:
         fits = re.fullmatch(r"\w([\w.\- ]*\w)?", name) and len(name.encode(errors="replace")) <= LONGEST_NAME
-        # `x_dim_0` is what the first axis of a variable x is called.
-        own = folded != "zarr.json" and not re.search(r"_dim_\d+$|^variable_\d+$", folded)
-        return bool(fits) and own and like.count(folded) == 1
+        # The first axis of a variable x is called `x_dim_0`.
+        taken = folded == "zarr.json" or re.search(r"_dim_\d+$|^variable_\d+$", folded)
+        return bool(fits) and not taken and like.count(folded) == 1
 
-    return {
-        name: name if plain(name, folded) else f"variable_{i}"
-        for i, (name, folded) in enumerate(zip(names, like, strict=True))
-    }
+    pairs = enumerate(zip(names, like, strict=True))
+    return {name: name if plain(name, folded) else f"variable_{i}" for i, (name, folded) in pairs}
 
 
 def write(
     path: Path, tree: xr.DataTree, names: Mapping[str, Mapping[str, str]], header: dict[str, Any], *, overwrite: bool
 ) -> None:
     """Write a tree of groups; `names` are those on disk of the variables that are called differently, by group."""
-    sums = {
-        group: {str(name): _about(array.values) for name, array in node.dataset.data_vars.items()}
-        for group, node in tree.children.items()
-    }
-    coordinates = {group: [str(name) for name in node.dataset.coords] for group, node in tree.children.items()}
+    sums, coordinates = {}, {}
+    for group, node in tree.children.items():
+        values = {str(name): array.values for name, array in node.dataset.data_vars.items()}
+        sums[group] = {name: {**_kind(value), "crc32": checksum(value)} for name, value in values.items()}
+        coordinates[group] = [str(name) for name in node.dataset.coords]
     aliases = {group: {alias: name for name, alias in some.items() if alias != name} for group, some in names.items()}
     text = json.dumps({"format": FORMAT, **header, "arrays": sums, "coordinates": coordinates, "names": aliases})
     tree.attrs = {HEADER: text, HEADER_CHECKSUM: zlib.crc32(text.encode())}
@@ -68,17 +66,15 @@ def write(
         if there.is_dir() and not any(there.iterdir()):
             return
         if not is_archive(there):
-            raise FileExistsError(
-                f"{there} exists and is no trace; give another path, so that nothing of yours is overwritten."
-            )
-        if not overwrite:
-            raise FileExistsError(
-                f"there is a trace at {there} already; give another path, or overwrite=True to replace it."
-            )
-        if (foreign := _foreign(there)) is not None:
-            raise FileExistsError(
-                f"{there} holds {foreign}, which is no part of the trace and would be lost; move it away, or give another path."
-            )
+            why = f"{there} exists and is no trace; give another path, so that nothing of yours is overwritten."
+        elif not overwrite:
+            why = f"there is a trace at {there} already; give another path, or overwrite=True to replace it."
+        elif (foreign := _foreign(there)) is not None:
+            lost = "which is no part of the trace and would be lost"
+            why = f"{there} holds {foreign}, {lost}; move it away, or give another path."
+        else:
+            return
+        raise FileExistsError(why)
 
     write_folder_atomically(path, lambda folder: tree.to_zarr(folder, mode="w-", consolidated=False), check)
 
@@ -89,11 +85,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Arrays]]:
     if not found.exists():
         raise FileNotFoundError(f"no trace at {path}.")
     if left_over:
-        warn(
-            f"{path} is missing: a process was killed while it replaced it. This is the trace from before, found at {found}; the "
-            "next save puts it back.",
-            RuntimeWarning,
-        )
+        before = f"This is the trace from before, found at {found}; the next save puts it back."
+        warn(f"{path} is missing: a process was killed while it replaced it. {before}", RuntimeWarning)
     if not is_archive(found):
         raise ValueError(f"{path} is not a folder that Trace.save wrote.")
     for _ in range(10):
@@ -101,7 +94,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Arrays]]:
         try:
             return _read(found)
         except Exception as error:
-            if _identity(found) != which:  # another process replaced it meanwhile: read the new one
+            if _identity(found) != which:
+                # Another process replaced it meanwhile: read the new one.
                 continue
             if isinstance(error, ValueError) and str(found) in str(error):
                 raise
@@ -131,35 +125,29 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Arrays]]:
     groups: dict[str, Arrays] = {}
     for group in sums or [name for name, _ in root.groups()]:
         node: Any = root[group]
-        arrays = (
-            sums[group] if sums else {name: None for name, array in node.arrays() if not _is_coordinate(name, array)}
-        )
-        real = names.get(group, {})
+        arrays, real = sums[group] if sums else dict.fromkeys(_variables(node)), names.get(group, {})
         groups[group] = {real.get(name, name): _array(path, group, name, node[name], arrays[name]) for name in arrays}
     return header, groups
 
 
 def _array(path: Path, group: str, name: str, stored: Any, expected: dict[str, Any] | None) -> np.ndarray:
+    """One array, checked against what was expected of it where that is known."""
     if expected is not None and _kind(stored) != {key: expected[key] for key in ("dtype", "shape")}:
         raise ValueError(f"{path} is damaged: {group}/{name} has another shape or dtype than was saved. {DAMAGED}")
     value = np.asarray(stored[...])
     if expected is not None and checksum(value) != expected["crc32"]:
-        raise ValueError(
-            f"{path} is damaged: the numbers in {group}/{name} differ from those that were saved (checksum). {DAMAGED}"
-        )
+        what = f"the numbers in {group}/{name} differ from those that were saved (checksum)"
+        raise ValueError(f"{path} is damaged: {what}. {DAMAGED}")
     return value
+
+
+def _variables(node: Any) -> list[str]:
+    """The arrays of a group that are no coordinates, for format 1. A coordinate has its own name as its only dimension."""
+    return [name for name, array in node.arrays() if list(array.metadata.dimension_names or ()) != [name]]
 
 
 def _kind(array: Any) -> dict[str, Any]:
     return {"dtype": str(array.dtype), "shape": list(array.shape)}
-
-
-def _about(array: np.ndarray) -> dict[str, Any]:
-    return {**_kind(array), "crc32": checksum(array)}
-
-
-def _is_coordinate(name: str, array: Any) -> bool:
-    return list(array.metadata.dimension_names or ()) == [name]
 
 
 def _attributes(path: Path) -> dict[str, Any] | None:
@@ -183,7 +171,8 @@ def _foreign(path: Path) -> str | None:
     try:
         header = json.loads((_attributes(path) or {})[HEADER])
         known = {group: {*header["arrays"][group], *header["coordinates"][group]} for group in header["arrays"]}
-    except (KeyError, TypeError, ValueError):  # of format 1, or damaged: then by the pattern alone
+    except (KeyError, TypeError, ValueError):
+        # Of format 1, or damaged: judge by the pattern alone.
         known = None
     for place, _, files in os.walk(path):
         for name in files:

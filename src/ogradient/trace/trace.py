@@ -36,8 +36,8 @@ class Trace:
     sample_stats: dict[str, np.ndarray]
     status_counts: np.ndarray
     provenance: dict[str, Any]
-    state: Any  # of all chains, after the last step: what `resume` continues from
-    problem: Problem | None = None  # what was sampled; a loaded trace has None, since functions are not saved
+    state: Any  # of all chains after the last step; `resume` continues from it
+    problem: Problem | None = None  # what was sampled; None in a loaded trace, since functions are not saved
 
     @property
     def variables(self) -> dict[str, np.ndarray]:
@@ -50,23 +50,25 @@ class Trace:
         return bool(self.provenance.get("ensemble"))
 
     @property
-    def _sample_axes(self) -> int:
-        return 3 if self.ensemble else 2
+    def _sample_shape(self) -> tuple[int, ...]:
+        """The lengths of the axes chain and draw, and of particle in an ensemble."""
+        return jax.tree.leaves(self.position)[0].shape[: 3 if self.ensemble else 2]
 
     @property
     def num_chains(self) -> int:
         """How many chains."""
-        return jax.tree.leaves(self.position)[0].shape[0]
+        return self._sample_shape[0]
 
     @property
     def num_draws(self) -> int:
         """How many draws were kept per chain."""
-        return jax.tree.leaves(self.position)[0].shape[1]
+        return self._sample_shape[1]
 
     @property
     def pooled(self) -> Position:
         """The position with all draws along one axis: (chain · draw [· particle], ...)."""
-        return jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[self._sample_axes :])), self.position)
+        axes = len(self._sample_shape)
+        return jax.tree.map(lambda leaf: leaf.reshape((-1, *leaf.shape[axes:])), self.position)
 
     def __getitem__(self, name: str) -> np.ndarray:
         variables = self.variables
@@ -75,14 +77,14 @@ class Trace:
         return variables[name]
 
     def __repr__(self) -> str:
-        axes = self._sample_axes
-        shapes = ", ".join(f"{name}{list(value.shape[axes:])}" for name, value in self.variables.items())
-        particles = jax.tree.leaves(self.position)[0].shape[2] if self.ensemble else 0
-        who = f"{self.num_chains} ensembles of {particles} particles" if self.ensemble else f"{self.num_chains} chains"
+        axes = self._sample_shape
+        shapes = ", ".join(f"{name}{list(value.shape[len(axes) :])}" for name, value in self.variables.items())
+        who = f"{axes[0]} ensembles of {axes[2]} particles" if self.ensemble else f"{axes[0]} chains"
         data = self.provenance.get("data") or {}
         rows = data.get("constraint_batch_size") or data.get("batch_size")
         seen = " on its batch" if data.get("batch_fn") or rows not in (None, data.get("rows")) else ""
-        largest = "".join(f", max |{kind}| {value:.2g}{seen}" for kind, value in self._largest_violations().items())
+        violations = self._violations().items() if self.num_draws else ()
+        largest = "".join(f", max |{kind}| {value.max():.2g}{seen}" for kind, value in violations)
         bad = ", ".join(f"{Status(code).name} {count:,}" for code, count in self.problems().items())
         return (
             f"<Trace of {self.provenance['algorithm']}: {who} × {self.num_draws} draws of {shapes}"
@@ -110,36 +112,32 @@ class Trace:
         import pandas as pd
 
         if self.num_draws == 0:
-            raise ValueError(
-                "the trace has no draws to describe: the run ended in its warm-up. Go on with resume=trace."
-            )
+            remedy = "the run ended in its warm-up. Go on with resume=trace."
+            raise ValueError(f"the trace has no draws to describe: {remedy}")
+        last = lambda value: value[:, -1] if self.ensemble else value
         rows: dict[str, dict[str, float]] = {}
         for name in self.variables if var_names is None else var_names:
-            value = self[name]
-            for index in np.ndindex(value.shape[self._sample_axes :]):
+            value = last(self[name])
+            for index in np.ndindex(value.shape[2:]):
                 if len(rows) == limit:
-                    warnings.warn(
-                        f"summary shows the first {limit} scalars; choose var_names or raise limit.", stacklevel=2
-                    )
+                    text = f"summary shows the first {limit} scalars; choose var_names or raise limit."
+                    warnings.warn(text, stacklevel=2)
                     break
                 label = name + (f"[{', '.join(map(str, index))}]" if index else "")
-                scalar = (value[:, -1] if self.ensemble else value)[(slice(None), slice(None), *index)]
+                scalar = value[(slice(None), slice(None), *index)]
                 rows[label] = _describe(np.asarray(scalar, np.float64), markov=not self.ensemble)
-        for kind in ("equality", "inequality"):
-            if kind in self.sample_stats:
-                values = self.sample_stats[kind]
-                violation = _violation(kind, values[:, -1] if self.ensemble else values)
-                for k in range(violation.shape[-1]):
-                    v = violation[..., k]
-                    label = f"|{kind}[{k}]|" if kind == "equality" else f"{kind}[{k}]₊"
-                    rows[label] = {"mean": v.mean(), "sd": v.std(), "max": v.max()}
+        for kind, value in self._violations().items():
+            for k, v in enumerate(np.moveaxis(last(value), -1, 0)):
+                label = f"|{kind}[{k}]|" if kind == "equality" else f"{kind}[{k}]₊"
+                rows[label] = {"mean": v.mean(), "sd": v.std(), "max": v.max()}
         if digits is not None:
             rows = {name: {k: float(f"{v:.{digits}g}") for k, v in row.items()} for name, row in rows.items()}
         return pd.DataFrame.from_dict(rows, orient="index")
 
-    def _largest_violations(self) -> dict[str, float]:
-        kinds = (kind for kind in ("equality", "inequality") if kind in self.sample_stats and self.num_draws)
-        return {kind: float(_violation(kind, self.sample_stats[kind]).max()) for kind in kinds}
+    def _violations(self) -> dict[str, np.ndarray]:
+        """|g| and h₊ = max(h, 0) of all kept draws, as far as the problem has them."""
+        sizes: dict[str, Any] = {"equality": np.abs, "inequality": lambda h: np.maximum(h, 0)}
+        return {kind: size(self.sample_stats[kind]) for kind, size in sizes.items() if kind in self.sample_stats}
 
     @property
     def obeys(self) -> str:
@@ -152,7 +150,7 @@ class Trace:
         Compiled, and mapped in batches of `batch_size` draws so that predictions on many draws fit in memory. Further
         `arguments`, such as the rows to predict, are the same for all draws: fn(position, *arguments).
         """
-        shape = jax.tree.leaves(self.position)[0].shape[: self._sample_axes]
+        shape = self._sample_shape
         over = lambda draws, rest: jax.lax.map(lambda draw: fn(draw, *rest), draws, batch_size=batch_size)
         values = jax.jit(over)(self.pooled, arguments)
         return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[1:]), values)
@@ -169,13 +167,12 @@ class Trace:
         dims = {}
         for group, arrays in (("posterior", variables), ("sample_stats", stats)):
             for name, array in arrays.items():
-                particles = self.ensemble and (group == "posterior" or name in ("equality", "inequality"))
+                particles = self.ensemble and (group == "posterior" or name in ("lp", "equality", "inequality"))
                 axes = range(array.ndim - (3 if particles else 2))
                 dims[name] = ["particle"] * particles + [_dimension(f"{name}_dim_{i}", arrays) for i in axes]
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Found chain dimension to be longer", UserWarning
-            )  # many short chains are meant
+            # Many short chains are meant.
+            warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
             return from_dict({"posterior": variables, "sample_stats": stats}, dims=dims)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -194,12 +191,9 @@ class Trace:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)]
         state = {f"leaf_{i}": ([f"leaf_{i}_dim_{k}" for k in range(leaf.ndim)], leaf) for i, leaf in enumerate(leaves)}
         tree["state"] = xr.DataTree(xr.Dataset(state))
-        header = {
-            "provenance": self.provenance,
-            "structure": _structure(self.position),
-            "custom_containers": not _plain_containers(self.position),
-            "status_counts": self.status_counts.tolist(),
-        }
+        header = {"provenance": self.provenance, "structure": _structure(self.position)}
+        header["custom_containers"] = not _plain_containers(self.position)
+        header["status_counts"] = self.status_counts.tolist()
         archive.write(path, tree, names, header, overwrite=overwrite)
         return path
 
@@ -224,9 +218,8 @@ def in_order_of(trace: Trace, like: Position) -> Position:
     """The trace's draws in the structure of `like`, matched by name: containers may order their leaves differently."""
     names, variables = leaf_names(like), trace.variables
     if set(names) != set(variables):
-        raise ValueError(
-            f"the trace has the variables {', '.join(variables)}, but the positions have {', '.join(names)}."
-        )
+        mine, theirs = ", ".join(variables), ", ".join(names)
+        raise ValueError(f"the trace has the variables {mine}, but the positions have {theirs}.")
     return jax.tree.unflatten(jax.tree.structure(like), [variables[name] for name in names])
 
 
@@ -248,11 +241,13 @@ def leaf_names(tree: Position) -> list[str]:
 
 
 def _describe(draws: np.ndarray, *, markov: bool) -> dict[str, float]:
+    """The row of one scalar with axes (chain, draw), or of its particles."""
     from arviz_stats.base import array_stats
 
     axes = {"chain_axis": 0, "draw_axis": 1}
     row = {"mean": draws.mean(), "sd": draws.std(ddof=1) if draws.size > 1 else np.nan}
-    if markov and draws.shape[1] >= 4:  # ArviZ splits chains in halves
+    # ArviZ splits chains in halves.
+    if markov and draws.shape[1] >= 4:
         row |= {
             "mcse": array_stats.mcse(draws, **axes, method="mean"),
             "ess_bulk": array_stats.ess(draws, **axes, method="bulk"),
@@ -263,20 +258,18 @@ def _describe(draws: np.ndarray, *, markov: bool) -> dict[str, float]:
     return {key: float(value) for key, value in row.items()}
 
 
-def _violation(kind: str, value: np.ndarray) -> np.ndarray:
-    return np.abs(value) if kind == "equality" else np.maximum(value, 0)
-
-
 def _dimension(name: str, taken: dict[str, Any]) -> str:
-    """The name of an axis; that of a variable would be taken for its coordinates."""
+    """A name for an axis that no variable has: such a variable would be taken for its coordinates."""
     return name if name not in taken else _dimension(name + "_", taken)
 
 
 def _plain(value: Any) -> Any:
+    """The value as an attribute: text and numbers as they are, everything else as JSON."""
     return value if isinstance(value, str | int | float) and not isinstance(value, bool) else json.dumps(value)
 
 
 def _structure(tree: Position) -> Any:
+    """The containers of a pytree, JSON-able, with the names of the leaves in their places; `_rebuild` reads it."""
     names = jax.tree.unflatten(jax.tree.structure(tree), leaf_names(tree))
 
     def encode(node: Any) -> Any:

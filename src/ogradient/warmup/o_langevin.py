@@ -52,7 +52,6 @@ def tune_o_langevin(
     they are then, at 16 times that.
     One compilation, about seventy trials of 50 steps.
     """
-
     current = land(problem, positions).position
     length = 2.0 ** round(math.log2(first_length(problem, current)))
     largest, smallest = LARGEST * length**2, SMALLEST * length**2
