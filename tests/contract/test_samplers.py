@@ -107,10 +107,11 @@ def test_schedules_are_read_at_the_states_iteration(name):
     problem, position, _ = build(name)
     schedule = lambda t: jnp.where(t < 1, 0.01, 0.002)
     varying = og.SAMPLERS[name](problem, schedule)
-    first, _ = varying.step(jax.random.key(0), varying.init(position))
-    second, _ = varying.step(jax.random.key(1), first)
+    step = jax.jit(varying.step)
+    first, _ = step(jax.random.key(0), varying.init(position))
+    second, _ = step(jax.random.key(1), first)
     constant = og.SAMPLERS[name](problem, 0.002)
-    expected, _ = constant.step(jax.random.key(1), first)
+    expected, _ = jax.jit(constant.step)(jax.random.key(1), first)
     np.testing.assert_allclose(second.position, expected.position, rtol=1e-6)
 
 

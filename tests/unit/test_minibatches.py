@@ -187,7 +187,7 @@ def test_chains_one_at_a_time_draw_as_together(monkeypatch):
     np.testing.assert_allclose(*(t.sample_stats["equality"] for t in (apart, together)), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("sampler", [og.svgd, og.o_svgd, og.control_langevin])
+@pytest.mark.parametrize("sampler", [pytest.param(og.svgd, marks=pytest.mark.slow), og.o_svgd, og.control_langevin])
 def test_particles_one_at_a_time_move_as_together(sampler, monkeypatch):
     together, apart = one_at_a_time(monkeypatch, lambda problem: steps(sampler(problem, 0.001), STARTS))
     assert np.ptp(together, axis=0).min() > 1e-4, "a particle stands still"

@@ -112,10 +112,10 @@ def test_warm_up_and_thinning_pick_the_steps_they_say():
 
 def test_keys_are_by_chain_and_absolute_step():
     trace = run(num_warmup=0, num_samples=2, thinning=1)
-    state = ALGORITHM.init(STARTS[1])
+    state, step = ALGORITHM.init(STARTS[1]), jax.jit(ALGORITHM.step)
     for t in range(2):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
-        state, _ = ALGORITHM.step(key, state)
+        state, _ = step(key, state)
         np.testing.assert_allclose(trace["x"][1, t], state.position, rtol=1e-5)
     np.testing.assert_array_equal(run(seed=jax.random.key(0))["x"], run()["x"])
     assert not np.array_equal(run(seed=1)["x"], run()["x"])
