@@ -162,7 +162,7 @@ def test_the_stein_test_knows_boundaries(x64):
         ("spherical_cap", "o_langevin", 0.02),
         pytest.param("disc", "o_langevin", 0.01, marks=pytest.mark.slow),
         ("interval", "o_langevin", 0.02),
-        ("interval", "chmc", 0.1),
+        pytest.param("interval", "chmc", 0.1, marks=pytest.mark.slow),  # test_chmc.py has the cap
         ("dirichlet", "o_langevin", 1e-5),
         pytest.param(
             "dirichlet", "chmc", None, marks=pytest.mark.slow

@@ -284,8 +284,6 @@ def test_a_tolerance_on_g_decides_the_step_size_of_o_langevin(tolerance, capsys)
 
 def test_names_and_tolerances_that_cannot_be_meant():
     keep = {"progress": False}
-    with pytest.raises(ValueError, match="algorithm must be an algorithm, such as"):
-        og.sample(0, PROBLEM, STARTS, algorithm="o_svgd", **keep)
     with pytest.raises(ValueError, match="tolerance must be one finite, positive number"):
         og.sample(0, PROBLEM, STARTS, tolerance=0.0, **keep)
     with pytest.raises(ValueError, match="tolerance is for settings that are tuned here"):
