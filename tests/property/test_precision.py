@@ -110,7 +110,7 @@ def test_kernels(name, m, x, seed):
     compare_kernels(name, m, x, seed)
 
 
-# Loops compile anew in every eager call: for the samplers that have a solver both precisions are compiled, and two points must do.
+# Loops compile anew in every eager call: for the samplers that have a solver both precisions are compiled, at two points.
 @pytest.mark.parametrize("name", LOOPS)
 @pytest.mark.parametrize("m", [1, 2])
 def test_kernels_with_loops(name, m):

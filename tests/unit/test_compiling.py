@@ -73,7 +73,10 @@ def run(seed, problem, make, **arguments):
     return og.sample(seed, problem, starts, algorithm=algorithm, **settings)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+SLOW = {"clangevin", "svgd"}  # chmc and o_svgd are like them
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else []) for n in ALGORITHMS])
 def test_the_second_run_compiles_nothing(name, compiled):
     """Another seed, other counts, and an algorithm that is built anew."""
     problem = plain()

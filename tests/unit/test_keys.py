@@ -1,6 +1,7 @@
 """Seeds of any size have a run of their own; runs may be longer than 32 bits count."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -71,10 +72,16 @@ def late(trace, step):
     return dataclasses.replace(trace, provenance=trace.provenance | moved)
 
 
+@functools.cache
+def advance_by(step):
+    """Compiled once for an algorithm."""
+    return jax.jit(lambda keys, states: jax.vmap(step)(keys, states)[0])
+
+
 def expected(algorithm, trace, step, draws):
     """Positions of the steps from `step` on, by the rule for keys, without the runner."""
     key, position = jax.random.key(0), jax.tree.map(lambda leaf: jnp.asarray(leaf[:, -1]), trace.position)
-    advance = jax.jit(lambda keys, states: jax.vmap(algorithm.step)(keys, states)[0])
+    advance = advance_by(algorithm.step)
     states = jax.tree.unflatten(jax.tree.structure(jax.vmap(algorithm.init)(position)), jax.tree.leaves(trace.state))
     for t in range(step, step + draws):
         high, low = divmod(t, 2**32)
