@@ -26,6 +26,7 @@ from regressions import (
 
 import ogradient as og
 from ogradient.mapping import chains_together
+from ogradient.start.inspect import check_start
 
 
 def test_a_view_is_decided_by_its_key():
@@ -105,9 +106,9 @@ def test_a_constraint_on_the_likelihood_s_few_rows_is_seldom_meant():
     problem = make(batch_size=B)
     with pytest.warns(og.ConstraintWarning, match=f"sees {B} of {N} .* constraint_batch_size={N}"):
         run(problem, og.o_langevin(problem, 0.001), num_samples=1)
-    run(problem, og.langevin(problem, 0.001), num_samples=1)  # does not look at it
-    meant = make(batch_size=B, constraint_batch_size=B)
-    run(meant, og.o_langevin(meant, 0.001), num_samples=1)
+    settings = {"step_size": 0.001, "alpha": 1000.0, "beta": 0.0}
+    check_start(problem, STARTS, settings, constrained=False)  # a sampler that does not look at it
+    check_start(make(batch_size=B, constraint_batch_size=B), STARTS, settings, constrained=True)  # it is meant
 
 
 # One function for all
@@ -216,7 +217,7 @@ def test_power_decay_sets_the_steps_of_a_run():
     trace = run(problem, og.langevin(problem, og.power_decay(0.01, 0.5)), num_samples=2)
     assert trace.provenance["settings"]["step_size"].startswith("schedule 0.01, ")
     second = og.langevin(problem, 0.01 / np.sqrt(2))
-    state, _ = second.step(
+    state, _ = jax.jit(second.step)(
         jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 1), second.init(jnp.asarray(trace["x"][0, 0]))
     )
     np.testing.assert_allclose(trace["x"][0, 1], state.position, rtol=1e-4)
