@@ -205,10 +205,9 @@ def test_progress_is_silent_when_told(capsys):
 def test_progress_shows_what_is_going_on(capsys, monkeypatch):
     from tqdm.auto import tqdm
 
-    monkeypatch.setattr(
-        "ogradient.run.loop._progress_bar", lambda t, d, label, show: tqdm(total=t, desc=label, mininterval=0)
-    )
-    run(chunk_size=10, num_warmup=25)
+    at_once = {"delay": 0, "mininterval": 0}
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda **options: tqdm(**options | at_once))
+    run(chunk_size=10, num_warmup=25, progress=True)
     shown = capsys.readouterr().err
     for word in ("o_langevin(0.01)", "compiling", "warm-up", "sampling, max |g|"):
         assert word in shown
