@@ -9,7 +9,7 @@ from scipy import stats
 import ogradient as og
 from ogradient import geometry as geo
 
-CUBIC, OTHER = og.problems.cubic(), og.problems.cubic("hausdorff")
+CUBIC = og.problems.cubic()
 
 
 def slow_ksd(problem, x, kernel):
