@@ -20,6 +20,7 @@ from ogradient.problem import Problem
 from ogradient.problem.feed import BatchError
 from ogradient.problem.functions import Position
 from ogradient.run.components import check_component, label_components
+from ogradient.run.coordinates import sample_in_free_coordinates
 from ogradient.run.loop import Run
 from ogradient.run.resume import algorithm_of, continue_run
 from ogradient.run.separate import warn_if_separate
@@ -91,6 +92,23 @@ def sample(
     num_samples, thinning = _whole("num_samples", num_samples, 1), _whole("thinning", thinning, 1)
     chunk_size = None if chunk_size is None else _whole("chunk_size", chunk_size, 1)
     key = as_key(seed)
+    if problem.support is not None:
+        return sample_in_free_coordinates(
+            sample,
+            seed,
+            problem,
+            initial_positions,
+            algorithm=algorithm,
+            resume=resume,
+            component_fn=component_fn,
+            num_warmup=num_warmup,
+            num_samples=num_samples,
+            thinning=thinning,
+            tolerance=tolerance,
+            progress=progress,
+            chunk_size=chunk_size,
+            throw=throw,
+        )
     if isinstance(algorithm, Trace):
         algorithm = algorithm_of(algorithm, problem)
     if resume is None:

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ogradient.problem import Problem
-from ogradient.problem.functions import Position, as_positions, first_of, shapes_of
-from ogradient.trace import leaf_names
+from ogradient.problem.functions import Position, as_positions, first_of, leaf_names, shapes_of
 
 RESERVED = {"chain", "draw", "particle", "equality", "inequality", "status"}
 
@@ -49,6 +48,18 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
             )
     problem.check(first_of(first_of(positions) if ensemble else positions))
     return positions
+
+
+def free_positions(problem: Problem, positions: Position) -> Position:
+    """Checked positions in the free coordinates of the problem's support; refused outside it."""
+    if problem.support is None:
+        return positions
+    if outside := problem.support.outside(positions):
+        raise ValueError(
+            f"initial_positions has {', '.join(outside)} outside the support: all starts must be inside it, not on its edge. "
+            f"It is {dict(problem.support.supports)[outside[0]]!r}."
+        )
+    return as_positions(problem.support.from_user(positions))
 
 
 def _refuse_lone_start(problem: Problem, positions: Position) -> None:

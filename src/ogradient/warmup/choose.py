@@ -16,7 +16,7 @@ from ogradient.samplers.base import SamplingAlgorithm, check_positive
 from ogradient.samplers.chmc import CHMC
 from ogradient.start.inspect import check_start
 from ogradient.start.landing import bring_inside, land_starts
-from ogradient.start.positions import check_positions
+from ogradient.start.positions import check_positions, free_positions
 from ogradient.status import warn
 from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, tune_chmc
 from ogradient.warmup.o_langevin import tune_o_langevin
@@ -74,8 +74,9 @@ def tune(
     (True, (8, 200, 2))
     """
     check_name(algorithm)
-    positions = check_positions(problem, initial_positions)
-    return choose(problem, positions, as_key(seed), algorithm, tolerance=tolerance, progress=progress)
+    positions = free_positions(problem, check_positions(problem, initial_positions))
+    tuned = choose(problem.free, positions, as_key(seed), algorithm, tolerance=tolerance, progress=progress)
+    return tuned if problem.support is None else tuned._replace(positions=problem.support.to_user(tuned.positions))
 
 
 def choose(
