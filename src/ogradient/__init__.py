@@ -29,6 +29,7 @@ from ogradient.evaluation import binomial_interval, evaluate
 from ogradient.geometry.land import land
 from ogradient.problem import Problem
 from ogradient.problem.posterior import posterior, with_batch
+from ogradient.problem.support import cholesky_corr, interval, positive, simplex
 from ogradient.run.sample import sample
 from ogradient.samplers import (
     SAMPLERS,
@@ -60,6 +61,7 @@ __all__ = [
     "__version__",
     "binomial_interval",
     "chmc",
+    "cholesky_corr",
     "clangevin",
     "compilation",
     "constraint_violation",
@@ -70,6 +72,7 @@ __all__ = [
     "evaluate",
     "geometry",
     "imq",
+    "interval",
     "land",
     "langevin",
     "load",
@@ -77,11 +80,13 @@ __all__ = [
     "o_svgd",
     "orthogonal_fisher",
     "orthogonal_ksd",
+    "positive",
     "posterior",
     "power_decay",
     "problems",
     "rbf",
     "sample",
+    "simplex",
     "sliced_wasserstein",
     "svgd",
     "tune",

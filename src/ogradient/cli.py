@@ -271,5 +271,5 @@ def main() -> None:
     try:
         app()
     except SamplingError as error:
-        console.print(f"[bold red]sampling failed:[/] {error}", highlight=False)
+        console.print(f"[bold red]sampling failed:[/] {escape(str(error))}", highlight=False)
         sys.exit(1)

@@ -312,7 +312,7 @@ def test_plain_names_are_those_on_disk():
 
 
 def test_names_stay_unique_when_numbers_make_them_equal():
-    from ogradient.trace import leaf_names
+    from ogradient.problem.functions import leaf_names
 
     names = leaf_names({"a": {"b": 1}, "a.b": 2, "a.b.0": 3})
     assert len(set(names)) == 3

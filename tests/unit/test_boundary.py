@@ -183,7 +183,7 @@ def test_once_inside_a_chain_never_leaves(where, name, setting):
 
 
 def test_draws_outside_are_reported_with_their_share_and_size():
-    """X ≤ 1 and x ≥ 2: every draw violates one of them."""
+    """With x ≤ 1 and x ≥ 2 every draw violates one of them."""
     problem = og.Problem(gaussian, inequality=lambda x: jnp.stack([x[0] - 1, 2 - x[0]]))
     algorithm = og.o_langevin(problem, 0.001)
     with pytest.warns(og.ConstraintWarning, match="may contradict"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ogradient as og
-from ogradient.trace import leaf_names
+from ogradient.problem.functions import leaf_names
 
 
 class Pair(NamedTuple):

@@ -16,6 +16,7 @@ from ogradient.mapping import over_draws
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.trace import Trace
+from ogradient.trace.coordinates import in_free_coordinates
 
 KSD_DRAWS = 1000
 KSD_LEVEL = 0.01
@@ -67,6 +68,8 @@ def diagnose(trace: Trace, problem: Problem | None = None) -> Diagnosis:
     all 1,312,000 steps went well.
     """
     problem = trace.problem if problem is None else problem
+    if problem is not None and problem.support is not None:
+        trace, problem = in_free_coordinates(trace, problem), problem.free
     streamed = problem is not None and not problem.whole
     # Only a problem that has all its data can judge draws.
     whole = None if streamed else problem

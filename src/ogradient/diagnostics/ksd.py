@@ -89,6 +89,8 @@ def orthogonal_ksd(
         raise ValueError(f"orthogonal_ksd needs at least two draws; got {n}.")
     labels = _labels(groups, n, statistic, flip_probability)
     problem.check_whole()
+    if problem.support is not None:
+        problem, draws = problem.free, problem.support.from_user(draws)
     problem.check(first_of(draws))
     together = min(draws_together(problem) or block_size, n)
     x, drift, frames = _geometry(problem, draws, together, jax.random.key(seed + 1))

@@ -89,7 +89,7 @@ def correction(
     num_probes: int = 1,
     key: Array | None = None,
 ) -> Array:
-    """R = ∇·D = −½ D∇log det G − J⁺[tr(D H_k)]_k, the drift that makes the law right (paper, theorem on O-Langevin).
+    """The correction r = ∇·D = −½ D∇log det G − J⁺[tr(D H_k)]_k, the drift that makes the law right.
 
     The second, normal half keeps the flow on the level set; the first, tangential half makes the law conditional, and
     is left out for `measure="hausdorff"`. `method="none"` drops all of r.

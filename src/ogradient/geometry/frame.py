@@ -52,7 +52,7 @@ def frame_at(constraint: ConstraintFn, x: Array) -> Frame:
 
 
 def value_and_jacobian(constraint: ConstraintFn, x: Array) -> tuple[Array, Array]:
-    """G (m,) and J (m, d) at x."""
+    """The values g (m,) and the Jacobian J (m, d) at x."""
     value, pullback = jax.vjp(constraint, x)
     rows = jnp.eye(value.size, dtype=value.dtype)
     if value.size == 1:  # without a mapped axis, with which compilers do less well

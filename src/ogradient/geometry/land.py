@@ -77,7 +77,10 @@ def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITE
     problem.check_whole()
     positions = as_positions(positions)
     problem.check(first_of(positions))
-    return _land_all(problem, positions, max_iterations)
+    if problem.support is None:
+        return _land_all(problem, positions, max_iterations)
+    landing = _land_all(problem.free, problem.support.from_user(positions), max_iterations)
+    return landing._replace(position=problem.support.to_user(landing.position))
 
 
 def units_of(points: Any, xp: Any = jnp) -> Any:

@@ -77,6 +77,15 @@ def first_of(positions: Position) -> Position:
     return jax.tree.map(lambda leaf: leaf[0] if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf)[0], positions)
 
 
+def leaf_names(tree: Position) -> list[str]:
+    """A name for every leaf: its path with dots between, or `x` for a bare array."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".").replace("/", "_") or "x" for path in paths]
+    while len(set(names)) < len(names):
+        names = [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
+    return names
+
+
 def stack(values: Sequence[Any], position: Position) -> Array:
     """What several functions returned at a position, as one flat array of its dtype."""
     dtype = dtype_of(position)

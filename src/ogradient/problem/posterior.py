@@ -30,6 +30,7 @@ def posterior(
     equality: DataFunctions | None = None,
     inequality: DataFunctions | None = None,
     measure: Measure = "conditional",
+    support: Any = None,
     batch_size: int | None = None,
     constraint_batch_size: int | None = None,
     joint_fn: Callable[[Position, Batch], Any] | None = None,
@@ -49,6 +50,7 @@ def posterior(
         equality: g(position, batch), wanted 0, or a list of such; averages over rows, usually.
         inequality: h(position, batch), wanted ≤ 0, in the same form.
         measure: as in `og.Problem`.
+        support: as in `og.Problem`.
         batch_size: rows drawn at each step, with replacement, anew for every chain; None: all.
         constraint_batch_size: rows drawn for the constraints alone, more of them than for the likelihood, or N for all. A
             constraint on a batch is obeyed only up to the batch's noise, and that noise biases the draws (it enters ψ(g)
@@ -128,15 +130,15 @@ def posterior(
         batch_fn=batch_fn,
         joint_kinds=() if joint_fn is None else tuple(joint_kinds),
     )
-    return _problem(Data(model, arrays), measure)
+    return _problem(Data(model, arrays), measure, support)
 
 
-def _problem(data: Data, measure: Measure) -> Problem:
+def _problem(data: Data, measure: Measure, support: Any = None) -> Problem:
     """A problem whose functions are those of the data's model."""
     model = data.model
     part = lambda kind: model.joint_fn if kind in model.joint_kinds else None
     equality, inequality = model.equalities or part("equality"), model.inequalities or part("inequality")
-    return Problem(None, equality, inequality, measure, data)
+    return Problem(None, equality, inequality, measure, support, data)
 
 
 def with_batch(problem: Problem, batch: Batch) -> Problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -13,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from ogradient.problem.data import Data
 from ogradient.problem.functions import Position, as_functions, calling, checked, dtype_of, same_key, stack
+from ogradient.problem.support import Coordinates, in_free_coordinates
 
 Measure = Literal["conditional", "hausdorff"]
 KINDS = ("equality", "inequality")
@@ -29,6 +31,9 @@ class Problem:
         measure: which law on the set {g = 0} is meant, with J the Jacobian of g.
             `"conditional"`: π/√det(J Jᵀ) against surface area. This is p(x | g(x) = 0) of Bayes' rule.
             `"hausdorff"`: π itself against surface area.
+        support: where variables lie, by name: `{"tau": og.positive, "w": og.simplex, "p": og.interval(0, 1), "L":
+            og.cholesky_corr}`, or one of these for a position that is a bare array. Functions are written in these coordinates;
+            samplers move in free ones, with the Jacobian of the change in their density.
 
     >>> import jax.numpy as jnp, ogradient as og
     >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)
@@ -40,6 +45,7 @@ class Problem:
     equality: Callable | Sequence[Callable] | None = None
     inequality: Callable | Sequence[Callable] | None = None
     measure: Measure = "conditional"
+    support: Any = None
     data: Data | None = field(default=None, repr=False)  # of og.posterior: then functions take a batch as well
 
     def __post_init__(self) -> None:
@@ -49,6 +55,13 @@ class Problem:
             )
         if self.measure not in get_args(Measure):
             raise ValueError(f"measure must be 'conditional' or 'hausdorff'; got {self.measure!r}.")
+        if self.support is not None:
+            object.__setattr__(self, "support", Coordinates.of(self.support))
+            if self.measure == "hausdorff":
+                raise ValueError(
+                    "measure='hausdorff' is a density against surface area, which depends on the coordinates, and support= "
+                    "changes those: use measure='conditional', or write the bounds as inequality=..."
+                )
         for kind in KINDS:
             functions = as_functions(kind, getattr(self, kind))
             object.__setattr__(self, kind, getattr(self, kind) if functions else None)  # an empty list is none
@@ -105,6 +118,24 @@ class Problem:
             for name, value in named.items()
             if value is not None and not (isinstance(value, tuple) and not value)
         }
+
+    @cached_property
+    def free(self) -> Problem:
+        """The problem in the free coordinates that samplers move in; itself where no support was given."""
+        if self.support is None:
+            return self
+        move = partial(in_free_coordinates, coordinates=self.support)
+        data = self.data
+        if data is not None:
+            model = data.model
+            parts = {
+                name: move(getattr(model, name))
+                for name in ("loglikelihood_fn", "joint_fn", "equalities", "inequalities")
+            }
+            data = replace(data, model=replace(model, logprior_fn=move(model.logprior_fn, density=True), **parts))
+        constraints = {kind: move(getattr(self, kind)) for kind in KINDS}
+        logdensity = move(self.logdensity_fn, density=True)
+        return replace(self, logdensity_fn=logdensity, **constraints, support=None, data=data)
 
     @property
     def constrained(self) -> bool:
@@ -181,11 +212,14 @@ class Problem:
                     jax.eval_shape(lambda p, f=function, n=name: checked(n, f(p), scalar=False), position)
 
 
+_STATIC = ("logdensity_fn", "equality", "inequality", "measure", "support")
+
+
 class _Static:
     """The functions and the measure of a problem: equal where those are, so that compiled programs are found again."""
 
     def __init__(self, problem: Problem) -> None:
-        self.functions = (problem.logdensity_fn, problem.equality, problem.inequality, problem.measure)
+        self.functions = tuple(getattr(problem, name) for name in _STATIC)
         as_tuple = lambda given: tuple(given) if isinstance(given, list) else given
         self.key = same_key(*(as_tuple(part) for part in self.functions))
 
@@ -197,8 +231,7 @@ class _Static:
 
     def problem(self, data: Data | None) -> Problem:
         problem = object.__new__(Problem)  # checked when it was made
-        names = ("logdensity_fn", "equality", "inequality", "measure", "data")
-        for name, value in zip(names, (*self.functions, data), strict=True):
+        for name, value in zip((*_STATIC, "data"), (*self.functions, data), strict=True):
             object.__setattr__(problem, name, value)
         return problem
 

@@ -20,13 +20,14 @@ from ogradient.problem import Problem
 from ogradient.problem.feed import BatchError
 from ogradient.problem.functions import Position
 from ogradient.run.components import check_component, label_components
+from ogradient.run.coordinates import sample_in_free_coordinates
 from ogradient.run.loop import Run
 from ogradient.run.resume import algorithm_of, continue_run
 from ogradient.run.separate import warn_if_separate
 from ogradient.samplers.base import BoundStep, SamplingAlgorithm, kernel_of, settings_of
 from ogradient.start.inspect import check_start
 from ogradient.start.landing import bring_inside, land_starts
-from ogradient.start.positions import check_positions
+from ogradient.start.positions import check_positions, many_starts
 from ogradient.status import SamplingError, Status, warn
 from ogradient.trace import Trace
 from ogradient.warmup.choose import check_name, choose
@@ -35,9 +36,11 @@ from ogradient.warmup.choose import check_name, choose
 def sample(
     seed: int | Array,
     problem: Problem,
-    initial_positions: Position = None,
+    initial_positions: Position | Callable[[Array], Position] = None,
     *,
     algorithm: SamplingAlgorithm | Trace | str | None = None,
+    num_chains: int | None = None,
+    spread: Any = None,
     num_warmup: int = 1000,
     num_samples: int = 1000,
     thinning: int = 1,
@@ -55,11 +58,15 @@ def sample(
         problem: what to sample.
         initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it. For ensemble
             samplers (og.o_svgd, og.svgd) the axes are (ensembles, particles, ...). Not needed to resume, except to give
-            back its structure to a loaded trace of custom containers.
+            back its structure to a loaded trace of custom containers. With `num_chains` one start for all; or a function
+            of a key that draws one.
         algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. The names "chmc",
             "clangevin" and "o_langevin" have their settings tuned; None tunes `chmc`, exact on the set, or O-Langevin where
             that accepts too little. What was chosen is printed, and is in `trace.provenance["settings"]`. A trace stands for
             its own algorithm with its settings, for this problem: tune once, sample often (see also `og.tune`).
+        num_chains: how many chains begin at one start, or are drawn from a function (8). Particles, for ensemble samplers.
+        spread: standard deviation of Gaussian noise that is added to one start, for each chain: a number, or a pytree like a
+            position. None: all chains begin at the same place, and part in warm-up.
         num_warmup: steps before the first draw; their draws are not kept (use 0 to keep everything).
         num_samples: draws to keep per chain.
         thinning: steps per kept draw; the others are never stored.
@@ -91,6 +98,27 @@ def sample(
     num_samples, thinning = _whole("num_samples", num_samples, 1), _whole("thinning", thinning, 1)
     chunk_size = None if chunk_size is None else _whole("chunk_size", chunk_size, 1)
     key = as_key(seed)
+    if resume is None:
+        num_chains = None if num_chains is None else _whole("num_chains", num_chains, 1)
+        ensemble = hasattr(algorithm, "step") and kernel_of(algorithm).ensemble
+        initial_positions = many_starts(key, initial_positions, num_chains, spread, ensemble=ensemble)
+    if problem.support is not None:
+        return sample_in_free_coordinates(
+            sample,
+            seed,
+            problem,
+            initial_positions,
+            algorithm=algorithm,
+            resume=resume,
+            component_fn=component_fn,
+            num_warmup=num_warmup,
+            num_samples=num_samples,
+            thinning=thinning,
+            tolerance=tolerance,
+            progress=progress,
+            chunk_size=chunk_size,
+            throw=throw,
+        )
     if isinstance(algorithm, Trace):
         algorithm = algorithm_of(algorithm, problem)
     if resume is None:

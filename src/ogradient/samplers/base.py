@@ -140,8 +140,8 @@ class Sampler:
 def make_algorithm(
     kernel: Kernel, problem: Problem, parameters: dict[str, Any], settings: dict[str, Any]
 ) -> SamplingAlgorithm:
-    """A kernel behind BlackJAX's contract."""
-    step = BoundStep(kernel, problem, parameters, settings)
+    """A kernel behind BlackJAX's contract. It moves in free coordinates where the problem has supports."""
+    step = BoundStep(kernel, problem.free, parameters, settings)
     return SamplingAlgorithm(step.init, step)
 
 

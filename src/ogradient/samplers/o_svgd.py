@@ -108,7 +108,7 @@ class OSVGD:
 
 
 def particle_inequality(problem: Problem, state: ParticleState) -> ConstraintFn | None:
-    """H of one particle in flat coordinates, or None."""
+    """The inequality h of one particle in flat coordinates, or None."""
     if problem.inequality is None:
         return None
     unravel = problem.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[3]

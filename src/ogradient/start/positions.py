@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ogradient.problem import Problem
-from ogradient.problem.functions import Position, as_positions, first_of, shapes_of
-from ogradient.trace import leaf_names
+from ogradient.problem.functions import Position, as_positions, first_of, leaf_names, shapes_of
 
+DEFAULT_CHAINS = 8
+STARTS = 2**32 - 3  # folded into the run's key for random starts; no chain has this number
 RESERVED = {"chain", "draw", "particle", "equality", "inequality", "status"}
 
 
@@ -49,6 +53,60 @@ def check_positions(problem: Problem, positions: Position, *, ensemble: bool = F
             )
     problem.check(first_of(first_of(positions) if ensemble else positions))
     return positions
+
+
+def many_starts(
+    key: Array, initial_positions: Any, num_chains: int | None, spread: Any, *, ensemble: bool = False
+) -> Position:
+    """Starts of all chains from what the user gave: themselves, one position for `num_chains`, or a function of a key.
+
+    Ensemble samplers get one ensemble of so many particles.
+    """
+    if not callable(initial_positions) and num_chains is None:
+        if spread is not None:
+            raise ValueError("spread is for one start and many chains: give num_chains as well.")
+        return initial_positions
+    count = DEFAULT_CHAINS if num_chains is None else num_chains
+    starts_key, noise_key = jax.random.split(jax.random.fold_in(key, STARTS))
+    if callable(initial_positions):
+        drawn = [initial_positions(one) for one in jax.random.split(starts_key, count)]
+        starts = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *drawn)
+    else:
+        repeat = lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], count, axis=0)
+        starts = as_positions(jax.tree.map(repeat, initial_positions))
+    if spread is not None:
+        starts = _spread_out(noise_key, starts, spread)
+    elif ensemble and not callable(initial_positions):
+        raise ValueError("particles that start at one place stay there: give spread=..., or a function of a key.")
+    return jax.tree.map(lambda leaf: leaf[None], starts) if ensemble else starts
+
+
+def _spread_out(key: Array, starts: Position, spread: Any) -> Position:
+    """Starts with Gaussian noise of the given standard deviation: one number, or a pytree like a position."""
+    leaves, structure = jax.tree.flatten(starts)
+    scales, given = jax.tree.flatten(spread)
+    if jax.tree_util.all_leaves([spread]):
+        scales = [spread] * len(leaves)
+    elif str(given) != str(structure):
+        raise ValueError("spread must be one number, or have the structure of a position.")
+    keys = jax.random.split(key, len(leaves))
+    noisy = [
+        leaf + jnp.asarray(scale, leaf.dtype) * jax.random.normal(one, leaf.shape, leaf.dtype)
+        for leaf, scale, one in zip(leaves, scales, keys, strict=True)
+    ]
+    return jax.tree.unflatten(structure, noisy)
+
+
+def free_positions(problem: Problem, positions: Position) -> Position:
+    """Checked positions in the free coordinates of the problem's support; refused outside it."""
+    if problem.support is None:
+        return positions
+    if outside := problem.support.outside(positions):
+        raise ValueError(
+            f"initial_positions has {', '.join(outside)} outside the support: all starts must be inside it, not on its edge. "
+            f"It is {dict(problem.support.supports)[outside[0]]!r}."
+        )
+    return as_positions(problem.support.from_user(positions))
 
 
 def _refuse_lone_start(problem: Problem, positions: Position) -> None:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ogradient.problem import Problem
-from ogradient.problem.functions import Position
+from ogradient.problem.functions import Position, leaf_names
 from ogradient.status import Status
 from ogradient.trace import archive
 
@@ -229,15 +229,6 @@ def _plain_containers(tree: Position) -> bool:
     if type(tree) in (list, tuple):
         return all(map(_plain_containers, tree))
     return tree is None or jax.tree_util.all_leaves([tree])
-
-
-def leaf_names(tree: Position) -> list[str]:
-    """A name for every leaf: its path with dots between, or `x` for a bare array."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    names = [jax.tree_util.keystr(path, simple=True, separator=".").replace("/", "_") or "x" for path in paths]
-    while len(set(names)) < len(names):
-        names = [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
-    return names
 
 
 def _describe(draws: np.ndarray, *, markov: bool) -> dict[str, float]:

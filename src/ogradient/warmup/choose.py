@@ -16,7 +16,7 @@ from ogradient.samplers.base import SamplingAlgorithm, check_positive
 from ogradient.samplers.chmc import CHMC
 from ogradient.start.inspect import check_start
 from ogradient.start.landing import bring_inside, land_starts
-from ogradient.start.positions import check_positions
+from ogradient.start.positions import check_positions, free_positions, many_starts
 from ogradient.status import warn
 from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, tune_chmc
 from ogradient.warmup.o_langevin import tune_o_langevin
@@ -49,6 +49,8 @@ def tune(
     initial_positions: Position,
     *,
     algorithm: str | None = None,
+    num_chains: int | None = None,
+    spread: Any = None,
     tolerance: float | None = None,
     progress: bool = True,
 ) -> Tuned:
@@ -57,8 +59,10 @@ def tune(
     Args:
         seed: a whole number, or a typed key.
         problem: what to sample.
-        initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it.
+        initial_positions: starts, as in `og.sample`.
         algorithm: "chmc", "clangevin" or "o_langevin"; None chooses as og.sample does.
+        num_chains: as in `og.sample`.
+        spread: as in `og.sample`.
         tolerance: the largest mean |g| that a tuned O-Langevin may have.
         progress: print what was chosen.
 
@@ -74,8 +78,11 @@ def tune(
     (True, (8, 200, 2))
     """
     check_name(algorithm)
-    positions = check_positions(problem, initial_positions)
-    return choose(problem, positions, as_key(seed), algorithm, tolerance=tolerance, progress=progress)
+    key = as_key(seed)
+    starts = many_starts(key, initial_positions, num_chains, spread)
+    positions = free_positions(problem, check_positions(problem, starts))
+    tuned = choose(problem.free, positions, key, algorithm, tolerance=tolerance, progress=progress)
+    return tuned if problem.support is None else tuned._replace(positions=problem.support.to_user(tuned.positions))
 
 
 def choose(
