@@ -26,7 +26,8 @@ from ogradient.geometry.land import rounding_level
 from ogradient.problem import Problem
 from ogradient.status import Status
 
-NEWTON_ITERATIONS = 30
+NEWTON_ITERATIONS = 12  # a quadratic iteration that is not near the set by then will not get there,
+RESTING_ITERATIONS = 30  # and one that is near may take longer to come to rest
 CHORD_ITERATIONS = 60
 PATIENCE = 3  # iterations without a smaller |g| after which x has come to rest,
 NOISE_PATIENCE = 5  # or g is at the level of its own roundings,
@@ -84,22 +85,30 @@ def trajectory(
     num_steps: int | Array,
     projection: str,
 ) -> tuple[Point, Array, Array]:
-    """`num_steps` RATTLE steps, each checked; after a failure the rest is skipped."""
-    single = (
-        isinstance(num_steps, int) and num_steps == 1
-    )  # a move that ends outside is refused: no use in turning round
+    """`num_steps` RATTLE steps, each checked; a failure ends it.
 
-    def body(_: Array, carry: tuple[Point, Array, Array]) -> tuple[Point, Array, Array]:
-        point, status, iterations = carry
+    Mapped chains wait for each other, in the loop over steps and in every projection. One that has failed, or that did not land
+    and has no way back to look for, asks for nothing more.
+    """
+    # A move that ends outside is refused: no use in turning round after a single step.
+    single = isinstance(num_steps, int) and num_steps == 1
+
+    def keep_going(carry: tuple[Point, Array, Array, Array]) -> Array:
+        _, status, _, done = carry
+        return (status == Status.OK) & (done < num_steps)
+
+    def body(carry: tuple[Point, Array, Array, Array]) -> tuple[Point, Array, Array, Array]:
+        point, status, iterations, done = carry
+        active = keep_going(carry)
         half = point.p + 0.5 * epsilon * point.force
-        x, landed, used, _ = _project(constraint, point.frame, point.x, point.x + epsilon * half, projection)
+        x, landed, used, _ = _project(constraint, point.frame, point.x, point.x + epsilon * half, projection, active)
         value, gradient, frame = potential(x)
         if bounds is not None:  # log π need not exist outside; what is kicked there only has to be the same both ways
             gradient = jnp.where(jnp.all(jnp.isfinite(gradient)), gradient, 0.0)
         # (x − point.x)/ε is the momentum that led there; its kick and projection make it the new one.
         p = project(frame, (x - point.x) / epsilon - 0.5 * epsilon * gradient)
         back_from = x - epsilon * (p + 0.5 * epsilon * gradient)
-        back, returned, used_back, size = _project(constraint, frame, x, back_from, projection)
+        back, returned, used_back, size = _project(constraint, frame, x, back_from, projection, active & landed)
         same = _came_back(frame, point, x, back, size)
         outcome = jnp.where(
             landed, jnp.where(returned & same, Status.OK, Status.NOT_REVERSIBLE), Status.SOLVER_DIVERGED
@@ -107,15 +116,12 @@ def trajectory(
         if bounds is not None and not single:
             p = _bounce(bounds, frame, x, p)
         moved = Point(x, p, value, -gradient, frame)
-        ok = status == Status.OK
-        keep = ok & (outcome == Status.OK)
-        point = jax.tree.map(lambda new, old: jnp.where(keep, new, old), moved, point)
-        return point, jnp.where(ok, outcome, status).astype(jnp.int32), iterations + used + used_back
+        point = jax.tree.map(lambda new, old: jnp.where(outcome == Status.OK, new, old), moved, point)
+        return point, outcome.astype(jnp.int32), iterations + used + used_back, done + 1
 
-    first = (start, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
-    if single:
-        return body(jnp.int32(0), first)
-    return lax.fori_loop(0, num_steps, body, first)
+    zero = jnp.zeros((), jnp.int32)
+    carry = (start, zero, zero, zero)
+    return (body(carry) if single else lax.while_loop(keep_going, body, carry))[:3]
 
 
 def _bounce(bounds: ConstraintFn, frame: Frame, x: Array, p: Array) -> Array:
@@ -139,18 +145,19 @@ def _came_back(frame: Frame, start: Point, end: Array, back: Array, size: Array)
 
 
 def _project(
-    constraint: ConstraintFn, frame: Frame, origin: Array, x: Array, projection: str
+    constraint: ConstraintFn, frame: Frame, origin: Array, x: Array, projection: str, active: Array | bool = True
 ) -> tuple[Array, Array, Array, Array]:
     """x − J(origin)ᵀλ with g = 0 to rounding: the point, whether it was reached, the iterations it took, and `size`.
 
     Chord: λ ← λ + G⁻¹g with the Gram matrix of the origin, one value of g each. Newton: (J(x)J(origin)ᵀ)⁻¹g, one frame each,
     quadratic, and for larger steps. The same solver from both ends is what the reversibility check needs.
     `size` is that of the terms that were added up to make each coordinate: its roundings are relative to that.
+    One that is not `active` does nothing.
     """
     ends = jnp.maximum(jnp.abs(origin), jnp.abs(x))
     if frame.value.size == 0:  # no equality: plain leapfrog
         return x, jnp.ones((), bool), jnp.zeros((), jnp.int32), ends
-    limit = NEWTON_ITERATIONS if projection == "newton" else CHORD_ITERATIONS
+    limits = (NEWTON_ITERATIONS, RESTING_ITERATIONS) if projection == "newton" else (CHORD_ITERATIONS, CHORD_ITERATIONS)
     redundant = dependent_rows(frame)
     lengths = row_lengths(frame.jacobian)
     scale = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
@@ -178,7 +185,7 @@ def _project(
 
     def keep_going(carry: Any) -> Array:
         _, _, settling, iteration = carry
-        return ~settling.done & (iteration < limit)
+        return ~settling.done & (iteration < jnp.where(jnp.isfinite(settling.best), limits[1], limits[0]))
 
     def improve(carry: Any) -> Any:
         x, multipliers, settling, iteration = carry
@@ -187,12 +194,12 @@ def _project(
         settling = _settle(settling, frame, x, x - origin, step, value, level, loose, largest)
         stop = settling.done | ~jnp.all(jnp.isfinite(value))
         x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
-        iteration = jnp.where(stop & ~settling.done, limit, iteration + 1)
+        iteration = jnp.where(stop & ~settling.done, limits[1], iteration + 1)
         return x, multipliers, settling, iteration
 
     zeros, none, no = jnp.zeros_like(frame.value), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     far = jnp.full((), jnp.inf, x.dtype)
-    first = Settling(no, far, far, none, no, no)
+    first = Settling(~jnp.asarray(active), far, far, none, no, no)
     x, multipliers, settling, iterations = lax.while_loop(keep_going, improve, (x, zeros, first, none))
     return x, settling.done, iterations, size_of(x, multipliers)
 
