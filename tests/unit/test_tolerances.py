@@ -9,11 +9,15 @@ import pytest
 from scipy import stats
 
 import ogradient as og
-from ogradient.geometry import frame_at
-from ogradient.samplers.rattle import _project
+from ogradient.samplers.solver import place_at, reach
 
 ALARM = 1e-6
 circle = lambda x: jnp.sum(x**2) - 1
+
+
+def reach_from(constraint, origin, x, projection):
+    root = jnp.ones_like(x)
+    return reach(constraint, root, place_at(constraint, root, origin), x - origin, projection)
 
 
 def chain_limit(values):
@@ -243,8 +247,8 @@ def test_proposals_far_outside_reach_the_set_or_fail(projection):
     origins = og.land(problem, jax.random.normal(jax.random.key(0), (4096, 3))).position
     lengths = 10.0 ** jnp.linspace(1, 5, 4096)[:, None]
     proposals = origins + lengths * jax.random.normal(jax.random.key(1), origins.shape)
-    project = lambda origin, x: _project(constraint, frame_at(constraint, origin), origin, x, projection)
-    ends, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
+    project = lambda origin, x: reach_from(constraint, origin, x, projection)
+    ends, _, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
     off = jnp.max(jnp.abs(jax.vmap(constraint)(ends)[:, :2]), axis=1)
     assert jnp.max(jnp.where(reached, off, 0.0)) < 1e-4
     assert projection == "chord" or 20 < jnp.sum(reached) < 4000
@@ -257,8 +261,8 @@ def test_what_a_leaping_solver_reaches_is_on_the_set(projection):
     constraint = known.problem.equality_value
     origins = jnp.repeat(known.start_on(jax.random.key(0), 256), 256, axis=0)
     proposals = origins + 0.45 * jax.random.normal(jax.random.key(1), origins.shape)
-    project = lambda origin, x: _project(constraint, frame_at(constraint, origin), origin, x, projection)
-    ends, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
+    project = lambda origin, x: reach_from(constraint, origin, x, projection)
+    ends, _, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
     off = jnp.max(jnp.abs(jax.vmap(constraint)(ends)), axis=1)
     assert jnp.max(jnp.where(reached, off, 0.0)) < 100 * np.finfo(np.float32).eps
     assert 100 < np.sum(~np.asarray(reached)) < 0.9 * reached.size

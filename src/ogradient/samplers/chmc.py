@@ -28,7 +28,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
@@ -44,6 +43,7 @@ from ogradient.samplers.base import (
     split_step_size,
     step_size_at,
 )
+from ogradient.samplers.metric import mass_parameters, mass_root, unit_lengths
 from ogradient.samplers.rattle import Point, potential_of, trajectory
 from ogradient.status import Status
 
@@ -72,22 +72,9 @@ class ConstrainedInfo(NamedTuple):
     )
 
 
-def flat_inverse_mass(inverse_mass: Any, x: Array) -> Array:
-    """The diagonal of M⁻¹ as a flat array; None is the identity, a number a multiple of it."""
-    if inverse_mass is None:
-        return jnp.ones_like(x)
-    flat, _ = ravel_pytree(inverse_mass)
-    flat = flat.astype(x.dtype)
-    if flat.size not in (1, x.size):
-        raise ValueError(
-            f"inverse_mass must be a number or have one entry per coordinate ({x.size}); got {flat.size} entries."
-        )
-    return jnp.broadcast_to(flat.reshape(-1), x.shape) if flat.size == 1 else flat
-
-
 @dataclass(frozen=True)
 class CHMC:
-    """The kernel. Parameters: step_size, num_integration_steps, inverse_mass (flat, or None), boundary_step (or None).
+    """The kernel. Parameters: step_size, num_integration_steps, boundary_step (or None), and those of `metric.mass_parameters`.
 
     `single`: one RATTLE step per transition whatever num_integration_steps says, without a loop around it.
     """
@@ -121,14 +108,15 @@ class CHMC:
             uniform = jax.random.uniform(jax.random.fold_in(rng_key, 2), (), x.dtype, minval=-1.0)
             epsilon = epsilon * (1 + self.jitter * uniform)
         num_steps = 1 if self.single else parameters["num_integration_steps"]
-        move = partial(self._move, problem, unravel, parameters["inverse_mass"])
+        root = mass_root(parameters, x)
+        move = partial(self._move, problem, unravel, root, _one_number(parameters))
         momentum = None if self.refreshment == 1 else state.momentum
         begin = x
         x, momentum, (status, rate, accepted, energy, iterations) = move(rng_key, x, momentum, epsilon, num_steps)
         steering = rate
         if problem.inequality is not None:
             # Bouncing off two walls, or one, may lead back to where a trajectory began, however long its steps: no move.
-            change = (x - begin) / jnp.sqrt(flat_inverse_mass(parameters["inverse_mass"], x))
+            change = (x - begin) / unit_lengths(root)
             moved = jnp.sum(change**2) > x.size * (LEAST_MOVE * epsilon) ** 2
             steering = (accepted & moved).astype(x.dtype)
         if parameters["boundary_step"] is not None:
@@ -143,7 +131,8 @@ class CHMC:
         self,
         problem: Problem,
         unravel: Callable[[Array], Position],
-        inverse_mass: Any,
+        root: Array,
+        uniform: bool,
         key: Array,
         x: Array,
         momentum: Array | None,
@@ -151,24 +140,23 @@ class CHMC:
         num_steps: int | Array,
     ) -> tuple[Array, Array, tuple[Array, ...]]:
         """One trajectory with fresh momentum (mixed with `momentum`), accepted or not."""
-        # In coordinates y = M^{½}x the mass is the identity; only φ knows about M.
-        root = jnp.sqrt(flat_inverse_mass(inverse_mass, x))
-        equality: ConstraintFn = lambda y: problem.equality_value(unravel(root * y))
-        bounds: ConstraintFn = lambda y: problem.inequality_value(unravel(root * y))
+        equality: ConstraintFn = lambda x: problem.equality_value(unravel(x))
+        bounds: ConstraintFn = lambda x: problem.inequality_value(unravel(x))
         # The Gram factor is constant on the set in the Hausdorff measure with a multiple of the identity as mass.
-        curved = problem.measure == "conditional" or sum(jnp.size(leaf) for leaf in jax.tree.leaves(inverse_mass)) > 1
-        potential = potential_of(
-            problem, lambda y: problem.logdensity(unravel(root * y)), equality, root, curved=curved
-        )
+        curved = problem.measure == "conditional" or not uniform
+        logdensity = lambda x: problem.logdensity(unravel(x))
+        potential = potential_of(logdensity, equality, root, measure=problem.measure, curved=curved)
 
         momentum_key, accept_key = jax.random.split(key)
-        value, gradient, frame = potential(x / root)
+        value, gradient, place = potential(x)
         p = jax.random.normal(momentum_key, x.shape, x.dtype)
         if momentum is not None:
             p = jnp.sqrt(1 - self.refreshment) * momentum + jnp.sqrt(self.refreshment) * p
-        start = Point(x / root, project(frame, p), value, -gradient, frame)
+        start = Point(x, project(place.frame, p), value, -gradient, place.jacobian, place.frame)
         within = None if problem.inequality is None else bounds
-        end, status, iterations = trajectory(equality, within, potential, start, epsilon, num_steps, self.projection)
+        end, status, iterations = trajectory(
+            equality, within, potential, root, start, epsilon, num_steps, self.projection
+        )
 
         energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
         reached = (status == Status.OK) & jnp.all(bounds(end.x) <= 0) & jnp.all(jnp.isfinite(end.x))
@@ -177,9 +165,9 @@ class CHMC:
         valid = reached & jnp.isfinite(new_energy)
         rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy, 0.0)), 0.0)
         accepted = jax.random.uniform(accept_key, (), x.dtype) < rate
-        status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
+        status = jnp.where((status == Status.OK) & place.frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
         status = jnp.where(reached & jnp.isnan(end.potential), jnp.int32(Status.NON_FINITE), status)
-        x, p = jnp.where(accepted, root * end.x, x), jnp.where(accepted, end.p, -start.p)
+        x, p = jnp.where(accepted, end.x, x), jnp.where(accepted, end.p, -start.p)
         return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations)
 
 
@@ -205,9 +193,7 @@ def make_exact(
         not isinstance(num_integration_steps, int) or num_integration_steps < 1
     ):
         raise ValueError(f"num_integration_steps must be a whole number of at least 1; got {num_integration_steps!r}.")
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inverse_mass))
-    if not traced and not all(bool(np.all(np.asarray(leaf) > 0)) for leaf in jax.tree.leaves(inverse_mass)):
-        raise ValueError("inverse_mass must be positive.")
+    mass = mass_parameters(inverse_mass)
     if not 0 < kernel.refreshment <= 1:
         raise ValueError(f"refreshment must lie in (0, 1]; got {kernel.refreshment!r}.")
     if not 0 <= kernel.jitter < 1:
@@ -221,12 +207,13 @@ def make_exact(
         )
     if boundary_step is not None and not isinstance(boundary_step, jax.Array):
         check_positive("boundary_step", boundary_step)
-    parameters |= {
-        "num_integration_steps": num_integration_steps,
-        "inverse_mass": inverse_mass,
-        "boundary_step": boundary_step,
-    }
+    parameters |= {"num_integration_steps": num_integration_steps, "boundary_step": boundary_step} | mass
     return kernel, parameters
+
+
+def _one_number(parameters: dict[str, Any]) -> bool:
+    """Whether the mass is a multiple of the identity."""
+    return sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters["mass_root"])) <= 1
 
 
 def chmc(
@@ -247,8 +234,9 @@ def chmc(
             is rejected.
         step_size: ε of a RATTLE step, a number or an optax schedule of the iteration.
         num_integration_steps: L, steps per transition.
-        inverse_mass: diagonal of M⁻¹: a number, a flat array, or a pytree like the position. About the variances of the
-            coordinates is a good choice.
+        inverse_mass: M⁻¹. A number, or its diagonal (a flat array or a pytree like the position), or all of it: (d, d), in
+            the order of `jax.flatten_util.ravel_pytree`. About the variances of the coordinates, or their covariance, is a
+            good choice; a dense one takes d² numbers, and d² operations per step and row of g.
         refreshment: share of the momentum's variance that is new each transition; 1 forgets it.
         jitter: each transition's step is ε(1 + jitter·u), u uniform on [−1, 1]. Trajectories of one length can be nearly
             periodic (on a Gaussian, half a period is x → −x for ever); a jitter of 0.2 is enough against that.

@@ -25,7 +25,7 @@ def clangevin(
     Args:
         problem: log density, equality constraint(s) and measure; proposals with an inequality violated are rejected.
         step_size: ε; the Langevin step size it stands for is ε²/2.
-        inverse_mass: diagonal of M⁻¹, see `og.chmc`.
+        inverse_mass: M⁻¹ or its diagonal, see `og.chmc`.
         refreshment: share of the momentum's variance that is new each transition; below 1 it is underdamped.
         projection: "newton" or "chord", see `og.chmc`.
 

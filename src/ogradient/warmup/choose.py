@@ -133,15 +133,16 @@ def choose(
 def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool) -> Tuned:
     """The exact sampler with the settings that were found."""
     step_size, mass, accepted = tuned.step_size, tuned.inverse_mass, f"acceptance {tuned.acceptance_rate:.2f}"
+    kind = "diagonal" if mass.ndim == 1 else "dense"
     if single:
-        _say(f"clangevin: step_size={step_size:.3g}, diagonal metric, {accepted}", progress)
+        _say(f"clangevin: step_size={step_size:.3g}, {kind} metric, {accepted}", progress)
         algorithm = clangevin(problem, step_size, inverse_mass=mass)
     else:
         steps, short = tuned.num_integration_steps, tuned.boundary_step
         _say(
             f"chmc, exact on the set: step_size={step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}, "
             + ("" if short is None else f"boundary_step={short:.3g}, ")
-            + f"diagonal metric, {accepted}",
+            + f"{kind} metric, {accepted}",
             progress,
         )
         settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass, "jitter": JITTER}
