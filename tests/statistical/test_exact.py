@@ -1,17 +1,18 @@
 """Exact kernels: started from exact draws the law stays, in both measures and with any mass; agreement with mici."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from calibrated import SEED
-from scipy import stats
+from scipy import special, stats
 
 import ogradient as og
 from ogradient import problems
-from ogradient.problems.known import Moment
+from ogradient.problems.known import KnownProblem, Moment
 
 pytestmark = pytest.mark.statistical
 
@@ -23,7 +24,10 @@ CASES = {
     "ellipse-mass": (problems.ellipse(), 0.5, 3, (5.0, 1.0)),
     "ellipse-hausdorff": (problems.ellipse("hausdorff"), 0.5, 3, None),
     "ellipse-hausdorff-mass": (problems.ellipse("hausdorff"), 0.5, 3, (5.0, 1.0)),
+    "ellipse-dense": (problems.ellipse(), 0.5, 3, ((5.0, 1.5), (1.5, 1.0))),
+    "ellipse-hausdorff-dense": (problems.ellipse("hausdorff"), 0.5, 3, ((5.0, 1.5), (1.5, 1.0))),
     "torus_b": (problems.torus("b"), 0.3, 3, None),
+    "torus_b-long": (problems.torus("b"), 0.15, 40, ((1.0, 0.4, 0.2), (0.4, 1.0, 0.0), (0.2, 0.0, 0.3))),
     "torus_b-mass": (problems.torus("b"), 0.3, 3, (1.0, 1.0, 0.3)),
     "torus_b-hausdorff-mass": (problems.torus("b", "hausdorff"), 0.3, 3, (1.0, 1.0, 0.3)),
     "bingham": (problems.bingham(), 0.5, 3, None),
@@ -43,7 +47,7 @@ CASES = {
     "quadratic_poly": (problems.quadratic_poly(), 0.3, 2, None),
     "quadratic_poly-hausdorff": (problems.quadratic_poly("hausdorff"), 0.3, 2, None),
 }
-GATE = {"ellipse-mass", "torus_b-hausdorff-mass", "spherical_cap", "interval", "cone"}
+GATE = {"ellipse-mass", "ellipse-hausdorff-dense", "torus_b-hausdorff-mass", "spherical_cap", "interval", "cone"}
 
 
 def check_invariance(known, algorithm, *, num_chains=6000, num_samples=12):
@@ -73,11 +77,32 @@ def test_the_law_stays(name, x64):
     check_invariance(known, algorithm, num_chains=1000 if name.startswith("SO") else 6000)
 
 
-@pytest.mark.parametrize("name", ["cubic", "ellipse-mass", "torus_b"])
+@pytest.mark.parametrize("name", ["cubic", "ellipse-mass", "ellipse-dense", "torus_b"])
 def test_the_law_stays_in_float32_and_with_one_step(name):
     known, step_size, _, mass = CASES[name]
     mass = None if mass is None else jnp.array(mass)
     check_invariance(known, og.clangevin(known.problem, step_size, inverse_mass=mass), num_samples=20)
+
+
+def test_the_law_stays_with_lengths_that_vary():
+    known = problems.torus("b")
+    settings = {"inverse_mass": np.array(CASES["torus_b-long"][3]), "jitter": 0.2, "length_jitter": 0.5}
+    check_invariance(known, og.chmc(known.problem, 0.2, num_integration_steps=6, **settings))
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="negative control: the energy does not know of the mass")
+def test_forgetting_the_mass_is_seen(x64, monkeypatch):
+    """With M = I the Hausdorff measure needs no Gram factor, with a dense one it does."""
+    module = sys.modules["ogradient.samplers.chmc"]
+    plain = module.potential_of
+    monkeypatch.setattr(module, "potential_of", lambda *a, **k: plain(*a, **k | {"curved": False}))
+    jax.clear_caches()
+    known, step_size, num_steps, mass = CASES["ellipse-hausdorff-dense"]
+    algorithm = og.chmc(known.problem, step_size, num_integration_steps=num_steps, inverse_mass=np.array(mass))
+    try:
+        check_invariance(known, algorithm, num_samples=40)
+    finally:
+        jax.clear_caches()
 
 
 def test_the_law_stays_with_partial_refreshment_and_chord(x64):
@@ -94,6 +119,64 @@ def test_a_row_given_twice_keeps_the_law(x64):
     twice = dataclasses.replace(known, problem=og.Problem(known.problem.logdensity_fn, [g, lambda x: 2 * g(x)]))
     with pytest.warns(og.ConstraintWarning, match="some rows say the same"):
         check_invariance(twice, og.chmc(twice.problem, 0.5, num_integration_steps=3), num_samples=20)
+
+
+def half_normals(d=20, mean=0.0):
+    """N(mean, 1) in every coordinate, cut at 0."""
+    problem = og.Problem(lambda x: -0.5 * jnp.sum((x - mean) ** 2), inequality=lambda x: -x)
+    cut = stats.truncnorm(-mean, np.inf, loc=mean)
+    exact = lambda key, n: jnp.asarray(cut.rvs((n, d), random_state=np.random.default_rng(SEED)), float)
+    moments = {
+        "x₀": Moment(lambda x: x[0], float(cut.mean())),
+        "Σx²": Moment(lambda x: jnp.sum(x**2), d * float(cut.moment(2))),
+        "Σx": Moment(jnp.sum, d * float(cut.mean())),
+    }
+    return KnownProblem("half-normals", problem, d, exact, exact, moments, exact)
+
+
+def sphere_orthant(d=6):
+    problem = og.Problem(lambda x: 0.0, lambda x: jnp.sum(x**2) - 1, lambda x: -x)
+
+    def exact(key, n):
+        x = jnp.abs(jax.random.normal(key, (n, d)))
+        return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+    moments = {
+        "Σx": Moment(jnp.sum, d * float(special.gamma(d / 2) / np.sqrt(np.pi) / special.gamma((d + 1) / 2))),
+        "(Σx)²": Moment(lambda x: jnp.sum(x) ** 2, 1 + 2 * (d - 1) / np.pi),
+        "Σx⁴": Moment(lambda x: jnp.sum(x**4), 3 / (d + 2)),
+    }
+    return KnownProblem("orthant of a sphere", problem, d, exact, exact, moments, exact)
+
+
+WALLS = {
+    "orthant": (half_normals, 0.5, 3, None),
+    "pressed orthant": (lambda: half_normals(10, -2.0), 0.15, 4, None),
+    "orthant of a sphere": (sphere_orthant, 0.35, 3, None),
+    "orthant of a sphere, dense": (sphere_orthant, 0.35, 3, np.eye(6) + 0.3),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", WALLS)
+def test_the_law_stays_between_many_walls(name, dtype, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    make, step_size, num_steps, mass = WALLS[name]
+    known = make()
+    algorithm = og.chmc(known.problem, step_size, num_integration_steps=num_steps, inverse_mass=mass)
+    check_invariance(known, algorithm, num_chains=3000)
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, strict=True, reason="negative control: bounces change the volume on curved sets"
+)
+def test_forgetting_the_volume_is_seen(x64, monkeypatch):
+    module = sys.modules["ogradient.samplers.walls"]
+    monkeypatch.setattr(module, "_log_size", jnp.zeros_like)
+    known = sphere_orthant()
+    algorithm = og.chmc(known.problem, 0.8, num_integration_steps=2)
+    check_invariance(known, algorithm, num_chains=20_000, num_samples=20)
 
 
 PRESSED, CURVATURE = 100.0, 0.5

@@ -7,6 +7,7 @@ import pytest
 
 import ogradient as og
 from ogradient.geometry import project
+from ogradient.samplers.chmc import _jittered
 from ogradient.samplers.metric import gather, mass_parameters, mass_root
 from ogradient.samplers.rattle import Point, potential_of, trajectory
 
@@ -30,7 +31,7 @@ def setting(measure="conditional", mass=None):
 @pytest.mark.parametrize("mass", [None, DIAGONAL, DENSE], ids=["unit", "diagonal", "dense"])
 def test_trajectories_are_reversible_and_stay_on_the_set(projection, mass, x64):
     potential, start, root = setting(mass=mass)
-    run = lambda point: trajectory(CONSTRAINT, None, potential, root, point, jnp.asarray(0.05), 20, projection)
+    run = lambda point: trajectory(CONSTRAINT, potential, root, point, jnp.asarray(0.05), 20, projection)
     end, status, iterations = run(start)
     assert int(status) == og.Status.OK
     assert float(jnp.linalg.norm(end.x - start.x)) > 0.3
@@ -42,29 +43,6 @@ def test_trajectories_are_reversible_and_stay_on_the_set(projection, mass, x64):
     assert 0 < int(iterations) < 20 * 2 * 30
 
 
-def test_trajectories_that_bounce_are_reversible(x64):
-    potential, start, root = setting()
-    outside = []
-
-    def bounds(y):
-        return jnp.stack([y[0] - start.x[0] - 0.05, jnp.sum((y - start.x) ** 2) - 0.3])
-
-    size = jnp.asarray(0.05)
-    run = jax.jit(lambda point, steps: trajectory(CONSTRAINT, bounds, potential, root, point, size, steps, "newton"))
-    for steps in range(1, 41):
-        end, status, _ = run(start, jnp.int32(steps))
-        outside.append(bool((bounds(end.x) > 0).any()))
-        assert int(status) == og.Status.OK
-        np.testing.assert_allclose(end.frame.jacobian @ end.p, np.zeros(2), atol=1e-12)
-    assert 3 < sum(outside) < 37
-    steps = jnp.int32(40 - outside[::-1].index(False))  # those that end outside are refused anyway
-    assert int(steps) > 30
-    end, *_ = run(start, steps)
-    back, *_ = run(end._replace(p=-end.p), steps)
-    np.testing.assert_allclose(back.x, start.x, atol=1e-9)
-    np.testing.assert_allclose(back.p, -start.p, atol=1e-9)
-
-
 @pytest.mark.parametrize("mass", [DIAGONAL, DENSE], ids=["diagonal", "dense"])
 @pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
 def test_energy_error_is_of_second_order(measure, mass, x64):
@@ -73,7 +51,7 @@ def test_energy_error_is_of_second_order(measure, mass, x64):
     errors = []
     for halvings in range(4):
         end, status, _ = trajectory(
-            CONSTRAINT, None, potential, root, start, jnp.asarray(0.1 / 2**halvings), 10 * 2**halvings, "newton"
+            CONSTRAINT, potential, root, start, jnp.asarray(0.1 / 2**halvings), 10 * 2**halvings, "newton"
         )
         assert int(status) == og.Status.OK
         errors.append(abs(float(energy(end) - energy(start))))
@@ -176,6 +154,7 @@ def test_inequalities_are_never_violated():
         ({"inverse_mass": np.array([[1.0, -2.0], [-2.0, 1.0]])}, "symmetric and positive definite"),
         ({"inverse_mass": np.inf}, "inverse_mass must be finite"),
         ({"refreshment": 0.0}, "refreshment must lie"),
+        ({"length_jitter": 1.0}, "length_jitter must lie"),
         ({"projection": "secant"}, "projection must be"),
         ({"step_size": -1.0}, "step_size must be"),
     ],
@@ -183,6 +162,28 @@ def test_inequalities_are_never_violated():
 def test_bad_settings(arguments, message):
     with pytest.raises(ValueError, match=message):
         og.chmc(PROBLEM, **{"step_size": 0.1} | arguments)
+
+
+def test_lengths_vary_evenly_and_alike_for_all_chains():
+    lengths = np.array(jax.vmap(lambda t: _jittered(10, 0.5, t))(jnp.arange(1000, dtype=jnp.int32)))
+    assert set(lengths) == set(range(5, 16))
+    assert abs(lengths.mean() - 10) < 0.05
+    assert np.all(np.bincount(lengths)[6:15] > 90)
+    assert int(_jittered(1, 0.4, jnp.int32(2**31 - 1))) == 1
+
+
+def test_warm_up_follows_the_target():
+    known = og.problems.ellipse()
+    starts = known.start_on(jax.random.key(0), 8)
+    rates = [
+        og.tune(0, known.problem, starts, target_accept=rate, progress=False).found["acceptance_rate"]
+        for rate in (0.6, 0.95)
+    ]
+    np.testing.assert_allclose(rates, (0.6, 0.95), atol=0.1)
+    with pytest.raises(ValueError, match="target_accept must lie below 1"):
+        og.tune(0, known.problem, starts, target_accept=1.5)
+    with pytest.raises(ValueError, match="target_accept is for settings that are tuned here"):
+        og.sample(0, known.problem, starts, algorithm=og.chmc(known.problem, 0.1), target_accept=0.9)
 
 
 def test_bad_mass_and_missing_constraint():

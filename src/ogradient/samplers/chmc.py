@@ -10,10 +10,7 @@ finds another root would break detailed balance. "Came back" is judged by each r
 weights w = |∂g_k(x')|, Σ_i w_i|back_i − x_i| ≤ √eps Σ_i w_i|x'_i − x_i|, plus a few roundings. Then Metropolis on H. L steps per
 transition, fresh momentum each time.
 
-With h ≤ 0, a step that ends outside goes on with its momentum mirrored in the boundary there, p ← p − 2n(n·p)/‖n‖², n the part of
-∇h along the set: it depends on x alone and keeps lengths, so volume and reversibility stay. A whole move that ends outside is
-refused. Where log π presses against a boundary the law is a thin layer along it, and trajectories follow it bounce by bounce;
-steps much longer than the layer is thick come back to the depth they started from, so one short step more changes that.
+With h ≤ 0 steps bounce off the walls, as often as they meet one (`walls.py`).
 
 Cost per step: one gradient of log π, one frame, m Hessian-vector products where φ is not constant, and two projections (there
 and back), each a few values of g (chord) or frames (Newton).
@@ -28,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
@@ -43,11 +41,10 @@ from ogradient.samplers.base import (
     split_step_size,
     step_size_at,
 )
-from ogradient.samplers.metric import mass_parameters, mass_root, unit_lengths
+from ogradient.samplers.metric import mass_parameters, mass_root
 from ogradient.samplers.rattle import Point, potential_of, trajectory
+from ogradient.samplers.walls import Walls, trajectory_inside
 from ogradient.status import Status
-
-LEAST_MOVE = 0.05  # of a step: what is nearer to where it began has not moved
 
 
 class ConstrainedState(NamedTuple):
@@ -67,9 +64,7 @@ class ConstrainedInfo(NamedTuple):
     is_accepted: Array
     energy: Array
     num_solver_iterations: Array
-    steering: (
-        Array  # what warm-up holds at its target: the acceptance rate; with walls, whether the chain got somewhere
-    )
+    steering: Array  # what warm-up holds at its target: the acceptance rate, less where a step bounces too often
 
 
 @dataclass(frozen=True)
@@ -84,6 +79,7 @@ class CHMC:
     jitter: float = 0.0
     projection: str = "newton"
     single: bool = False
+    length_jitter: float = 0.0
     ensemble: ClassVar[bool] = False
     obeys: ClassVar[Obeys] = "exact"
     steered: ClassVar[bool] = True
@@ -108,20 +104,17 @@ class CHMC:
             uniform = jax.random.uniform(jax.random.fold_in(rng_key, 2), (), x.dtype, minval=-1.0)
             epsilon = epsilon * (1 + self.jitter * uniform)
         num_steps = 1 if self.single else parameters["num_integration_steps"]
+        if self.length_jitter > 0 and not self.single:
+            num_steps = _jittered(num_steps, self.length_jitter, state.iteration)
         root = mass_root(parameters, x)
         move = partial(self._move, problem, unravel, root, _one_number(parameters))
         momentum = None if self.refreshment == 1 else state.momentum
-        begin = x
-        x, momentum, (status, rate, accepted, energy, iterations) = move(rng_key, x, momentum, epsilon, num_steps)
-        steering = rate
-        if problem.inequality is not None:
-            # Bouncing off two walls, or one, may lead back to where a trajectory began, however long its steps: no move.
-            change = (x - begin) / unit_lengths(root)
-            moved = jnp.sum(change**2) > x.size * (LEAST_MOVE * epsilon) ** 2
-            steering = (accepted & moved).astype(x.dtype)
+        x, momentum, (status, rate, accepted, energy, iterations, steering) = move(
+            rng_key, x, momentum, epsilon, num_steps
+        )
         if parameters["boundary_step"] is not None:
             short = jnp.asarray(parameters["boundary_step"], x.dtype)
-            x, _, (_, _, _, energy, more) = move(jax.random.fold_in(rng_key, 3), x, None, short, 1)
+            x, _, (_, _, _, energy, more, _) = move(jax.random.fold_in(rng_key, 3), x, None, short, 1)
             iterations = iterations + more
         position = unravel(x)
         info = ConstrainedInfo(problem.constraint_value(position), status, rate, accepted, energy, iterations, steering)
@@ -153,22 +146,27 @@ class CHMC:
         if momentum is not None:
             p = jnp.sqrt(1 - self.refreshment) * momentum + jnp.sqrt(self.refreshment) * p
         start = Point(x, project(place.frame, p), value, -gradient, place.jacobian, place.frame)
-        within = None if problem.inequality is None else bounds
-        end, status, iterations = trajectory(
-            equality, within, potential, root, start, epsilon, num_steps, self.projection
-        )
+        volume, crowded = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
+        if problem.inequality is None:
+            end, status, iterations = trajectory(equality, potential, root, start, epsilon, num_steps, self.projection)
+        else:
+            walls = Walls(equality, bounds, root, self.projection)
+            end, status, iterations, volume, bounces = trajectory_inside(walls, potential, start, epsilon, num_steps)
+            # Where log π is flat every step is accepted, however long: a bounce for every second coordinate is enough.
+            most = (1 + 0.5 * min(jax.eval_shape(bounds, x).size, x.size)) * jnp.asarray(num_steps)
+            crowded = jnp.minimum(most / jnp.maximum(bounces, 1), 1.0).astype(x.dtype)
 
         energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
         reached = (status == Status.OK) & jnp.all(bounds(end.x) <= 0) & jnp.all(jnp.isfinite(end.x))
         # An infinite energy is a rejected move like any other: the chain has not left its place. NaN at a point of the set is
         # a fault of the log density, and is said.
         valid = reached & jnp.isfinite(new_energy)
-        rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy, 0.0)), 0.0)
+        rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy + volume, 0.0)), 0.0)
         accepted = jax.random.uniform(accept_key, (), x.dtype) < rate
         status = jnp.where((status == Status.OK) & place.frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
         status = jnp.where(reached & jnp.isnan(end.potential), jnp.int32(Status.NON_FINITE), status)
         x, p = jnp.where(accepted, end.x, x), jnp.where(accepted, end.p, -start.p)
-        return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations)
+        return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations, rate * crowded)
 
 
 def make_exact(
@@ -198,6 +196,8 @@ def make_exact(
         raise ValueError(f"refreshment must lie in (0, 1]; got {kernel.refreshment!r}.")
     if not 0 <= kernel.jitter < 1:
         raise ValueError(f"jitter must lie in [0, 1); got {kernel.jitter!r}.")
+    if not 0 <= kernel.length_jitter < 1:
+        raise ValueError(f"length_jitter must lie in [0, 1); got {kernel.length_jitter!r}.")
     if kernel.projection not in ("newton", "chord"):
         raise ValueError(f"projection must be 'newton' or 'chord'; got {kernel.projection!r}.")
     if boundary_step is not None and kernel.refreshment < 1:
@@ -209,6 +209,17 @@ def make_exact(
         check_positive("boundary_step", boundary_step)
     parameters |= {"num_integration_steps": num_integration_steps, "boundary_step": boundary_step} | mass
     return kernel, parameters
+
+
+def _jittered(num_steps: Any, jitter: float, iteration: Array) -> Array:
+    """The number of steps of a transition, the same for all chains: L(1 + jitter·u), u from a sequence that fills [−1, 1] evenly.
+
+    Multiples of the golden ratio, modulo 1, by whole numbers that wrap round: the count of transitions alone decides, so that
+    every transition keeps the law. Lengths of each chain's own would have all of them wait for the longest.
+    """
+    share = (iteration.astype(jnp.uint32) * np.uint32(2654435769) >> np.uint32(8)).astype(jnp.float32) / 2**24
+    length = jnp.asarray(num_steps).astype(jnp.float32) * (1 + jitter * (2 * share - 1))
+    return jnp.maximum(jnp.round(length).astype(jnp.int32), 1)
 
 
 def _one_number(parameters: dict[str, Any]) -> bool:
@@ -224,6 +235,7 @@ def chmc(
     inverse_mass: Any = None,
     refreshment: float = 1.0,
     jitter: float = 0.0,
+    length_jitter: float = 0.0,
     boundary_step: float | None = None,
     projection: str = "newton",
 ) -> SamplingAlgorithm:
@@ -240,6 +252,7 @@ def chmc(
         refreshment: share of the momentum's variance that is new each transition; 1 forgets it.
         jitter: each transition's step is ε(1 + jitter·u), u uniform on [−1, 1]. Trajectories of one length can be nearly
             periodic (on a Gaussian, half a period is x → −x for ever); a jitter of 0.2 is enough against that.
+        length_jitter: each transition has L(1 + length_jitter·u) steps, rounded, with the same u for all chains.
         boundary_step: size of one more step after each trajectory, accepted or not by itself; for inequalities that log π presses
             against. The law then is a layer along the boundary, and longer steps follow it without changing their depth in it.
         projection: "newton" (quadratic, for any step) or "chord" (one value of g per iteration, for small steps and many
@@ -258,6 +271,7 @@ def chmc(
         "inverse_mass": inverse_mass,
         "refreshment": refreshment,
         "jitter": jitter,
+        "length_jitter": length_jitter,
         "boundary_step": boundary_step,
         "projection": projection,
     }
@@ -269,6 +283,7 @@ def chmc(
         boundary_step,
         refreshment=float(refreshment),
         jitter=float(jitter),
+        length_jitter=float(length_jitter),
         projection=projection,
     )
     return make_algorithm(kernel, problem, parameters, {"step_size": step_size} | settings)

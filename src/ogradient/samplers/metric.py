@@ -70,7 +70,7 @@ def mass_root(parameters: dict[str, Any], x: Array) -> Array:
     flat = ravel_pytree(given)[0].astype(x.dtype)
     if flat.size not in (1, x.size):
         raise ValueError(
-            f"inverse_mass must be a number, or have one entry per coordinate ({x.size}), or be a matrix of those; "
+            f"inverse_mass must be a number or a ({x.size}, {x.size}) matrix or have one entry per coordinate ({x.size}); "
             f"got {flat.size} entries."
         )
     return jnp.broadcast_to(flat, x.shape)

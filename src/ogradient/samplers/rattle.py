@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, factor, project, row_lengths, solve
+from ogradient.geometry import ConstraintFn, Frame, factor, project, solve
 from ogradient.geometry.correction import hessian_sum
 from ogradient.geometry.land import rounding_level
 from ogradient.samplers.metric import gather, spread
@@ -65,7 +65,6 @@ def potential_of(
 
 def trajectory(
     constraint: ConstraintFn,
-    bounds: ConstraintFn | None,
     potential: Potential,
     root: Array,
     start: Point,
@@ -78,7 +77,6 @@ def trajectory(
     Mapped chains wait for each other, in the loop over steps and in every projection. One that has failed, or that did not land
     and has no way back to look for, asks for nothing more.
     """
-    # A move that ends outside is refused: no use in turning round after a single step.
     single = isinstance(num_steps, int) and num_steps == 1
 
     def keep_going(carry: tuple[Point, Array, Array, Array]) -> Array:
@@ -91,8 +89,6 @@ def trajectory(
         half = point.p + 0.5 * epsilon * point.force
         there = reach(constraint, root, point.place, epsilon * half, projection, active)
         value, gradient, place = potential(there.x)
-        if bounds is not None:  # log π need not exist outside; what is kicked there only has to be the same both ways
-            gradient = jnp.where(jnp.all(jnp.isfinite(gradient)), gradient, 0.0)
         # The move over ε is the momentum that led there; its kick and projection make it the new one.
         p = project(place.frame, there.move / epsilon - 0.5 * epsilon * gradient)
         back_move = -epsilon * (p + 0.5 * epsilon * gradient)
@@ -101,8 +97,6 @@ def trajectory(
         outcome = jnp.where(
             there.landed, jnp.where(back.landed & same, Status.OK, Status.NOT_REVERSIBLE), Status.SOLVER_DIVERGED
         )
-        if bounds is not None and not single:
-            p = _bounce(bounds, root, place, p)
         moved = Point(there.x, p, value, -gradient, place.jacobian, place.frame)
         point = jax.tree.map(lambda new, old: jnp.where(outcome == Status.OK, new, old), moved, point)
         return point, outcome.astype(jnp.int32), iterations + there.iterations + back.iterations, done + 1
@@ -110,18 +104,6 @@ def trajectory(
     zero = jnp.zeros((), jnp.int32)
     carry = (start, zero, zero, zero)
     return (body(carry) if single else lax.while_loop(keep_going, body, carry))[:3]
-
-
-def _bounce(bounds: ConstraintFn, root: Array, place: Place, p: Array) -> Array:
-    """The momentum after a step to x: outside, mirrored in the boundary of the row of h that is largest there."""
-    value, pullback = jax.vjp(bounds, place.x)
-    row = jnp.argmax(jnp.where(jnp.isnan(value), jnp.inf, value))
-    gradient = pullback(jax.nn.one_hot(row, value.size, dtype=value.dtype))[0]
-    normal = project(place.frame, gather(root, gradient))
-    length = row_lengths(normal[None])[0]
-    normal = normal / jnp.where(length > 0, length, 1.0)
-    mirrored = p - 2 * (normal @ p) * normal
-    return jnp.where(jnp.all(value <= 0) | ~jnp.all(jnp.isfinite(mirrored)), p, mirrored)
 
 
 def came_back(end: Place, start: Place, back: Array, size: Array) -> Array:

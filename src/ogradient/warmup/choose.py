@@ -22,7 +22,7 @@ from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, tune_chmc
 from ogradient.warmup.o_langevin import tune_o_langevin
 
 TUNED = ("chmc", "clangevin", "o_langevin")
-JITTER = 0.2  # of the step of a tuned chmc
+JITTER, LENGTH_JITTER = 0.2, 0.2  # of step and length of a tuned chmc
 LEAST_ACCEPTANCE = 0.2  # of a tuned chmc; below, its moves fail for reasons that tuning cannot mend
 
 
@@ -50,6 +50,7 @@ def tune(
     *,
     algorithm: str | None = None,
     tolerance: float | None = None,
+    target_accept: float | None = None,
     progress: bool = True,
 ) -> Tuned:
     """Find an algorithm and its settings once, to sample with often.
@@ -60,6 +61,7 @@ def tune(
         initial_positions: starts, with the chains as the first axis of every leaf; on the set or off it.
         algorithm: "chmc", "clangevin" or "o_langevin"; None chooses as og.sample does.
         tolerance: the largest mean |g| that a tuned O-Langevin may have.
+        target_accept: acceptance rate that the step size of an exact sampler is tuned to; None is 0.8, or 0.65 with inequalities.
         progress: print what was chosen.
 
     Returns:
@@ -75,7 +77,8 @@ def tune(
     """
     check_name(algorithm)
     positions = check_positions(problem, initial_positions)
-    return choose(problem, positions, as_key(seed), algorithm, tolerance=tolerance, progress=progress)
+    limits = {"tolerance": tolerance, "target_accept": target_accept}
+    return choose(problem, positions, as_key(seed), algorithm, progress=progress, **limits)
 
 
 def choose(
@@ -85,6 +88,7 @@ def choose(
     name: str | None,
     *,
     tolerance: float | None,
+    target_accept: float | None = None,
     progress: bool,
 ) -> Tuned:
     """The algorithm with its settings, and where its chains start; positions are checked already."""
@@ -101,6 +105,12 @@ def choose(
         )
     if tolerance is not None:
         check_positive("tolerance", tolerance)
+    if target_accept is not None:
+        check_positive("target_accept", target_accept)
+        if not target_accept < 1 or name == "o_langevin":
+            raise ValueError(
+                f"target_accept must lie below 1, and is for samplers that accept and reject; got {target_accept!r}."
+            )
     positions = bring_inside(problem, positions)
     check_start(problem, positions, {}, constrained=True)
     key = random.fold_in(key, np.uint32(2**32 - 1))
@@ -108,9 +118,9 @@ def choose(
     if name != "o_langevin":
         landed = land_starts(problem, positions)
         single = name == "clangevin"
-        kernel = CHMC(single=True) if single else CHMC(jitter=JITTER)
+        kernel = CHMC(single=True) if single else CHMC(jitter=JITTER, length_jitter=LENGTH_JITTER)
         trajectories = (1,) if single else TRAJECTORIES
-        tuned = tune_chmc(key, problem, landed, kernel=kernel, trajectories=trajectories)
+        tuned = tune_chmc(key, problem, landed, kernel=kernel, target=target_accept, trajectories=trajectories)
         if name is not None or tuned.acceptance_rate > LEAST_ACCEPTANCE:
             _warn_stuck(tuned)
             return _exact(problem, tuned, single=single, progress=progress)
@@ -145,8 +155,8 @@ def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool)
             + f"{kind} metric, {accepted}",
             progress,
         )
-        settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass, "jitter": JITTER}
-        algorithm = chmc(problem, step_size, boundary_step=short, **settings)
+        settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass, "boundary_step": short}
+        algorithm = chmc(problem, step_size, jitter=JITTER, length_jitter=LENGTH_JITTER, **settings)
     found = {
         "step_size": step_size,
         "acceptance_rate": tuned.acceptance_rate,
