@@ -153,8 +153,8 @@ class CHMC:
             walls = Walls(equality, bounds, root, self.projection)
             end, status, iterations, volume, bounces = trajectory_inside(walls, potential, start, epsilon, num_steps)
             # Where log π is flat every step is accepted, however long: a bounce for every second coordinate is enough.
-            most = (1 + 0.5 * min(jax.eval_shape(bounds, x).size, x.size)) * jnp.asarray(num_steps)
-            crowded = jnp.minimum(most / jnp.maximum(bounces, 1), 1.0).astype(x.dtype)
+            most = (1 + 0.5 * min(jax.eval_shape(bounds, x).size, x.size)) * jnp.asarray(num_steps).astype(x.dtype)
+            crowded = jnp.minimum(most / jnp.maximum(bounces, 1).astype(x.dtype), 1.0)
 
         energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
         reached = (status == Status.OK) & jnp.all(bounds(end.x) <= 0) & jnp.all(jnp.isfinite(end.x))
