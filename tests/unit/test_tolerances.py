@@ -70,12 +70,6 @@ def test_coordinates_that_are_zero_on_the_set(name, projection, dtype, request):
         assert abs(mean - 0.3) < limit < 0.3
 
 
-def test_a_kept_momentum_and_a_boundary_step_do_not_compose():
-    problem = og.Problem(lambda x: 0.0, circle)
-    with pytest.raises(ValueError, match="the momentum must be new each time: leave out refreshment=0.02"):
-        og.chmc(problem, 0.3, refreshment=0.02, boundary_step=0.8)
-
-
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_a_slow_solver_is_not_taken_for_rounding(dtype, request):
     """Chord converges like 0.95ⁿ on some of these moves; what has not converged is rejected, not kept off the set."""

@@ -36,7 +36,6 @@ from ogradient.samplers.base import (
     Obeys,
     SamplingAlgorithm,
     Schedule,
-    check_positive,
     make_algorithm,
     split_step_size,
     step_size_at,
@@ -69,7 +68,7 @@ class ConstrainedInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class CHMC:
-    """The kernel. Parameters: step_size, num_integration_steps, boundary_step (or None), and those of `metric.mass_parameters`.
+    """The kernel. Parameters: step_size, num_integration_steps, and those of `metric.mass_parameters`.
 
     `single`: one RATTLE step per transition whatever num_integration_steps says, without a loop around it.
     """
@@ -112,10 +111,6 @@ class CHMC:
         x, momentum, (status, rate, accepted, energy, iterations, steering) = move(
             rng_key, x, momentum, epsilon, num_steps
         )
-        if parameters["boundary_step"] is not None:
-            short = jnp.asarray(parameters["boundary_step"], x.dtype)
-            x, _, (_, _, _, energy, more, _) = move(jax.random.fold_in(rng_key, 3), x, None, short, 1)
-            iterations = iterations + more
         position = unravel(x)
         info = ConstrainedInfo(problem.constraint_value(position), status, rate, accepted, energy, iterations, steering)
         return ConstrainedState(position, momentum, state.iteration + 1), info
@@ -174,7 +169,6 @@ def make_exact(
     step_size: float | Schedule,
     num_integration_steps: Any,
     inverse_mass: Any,
-    boundary_step: Any,
     **static: Any,
 ) -> tuple[CHMC, dict[str, Any]]:
     """Kernel and parameters of an exact sampler; refuses, with the remedy, what it cannot use."""
@@ -200,14 +194,7 @@ def make_exact(
         raise ValueError(f"length_jitter must lie in [0, 1); got {kernel.length_jitter!r}.")
     if kernel.projection not in ("newton", "chord"):
         raise ValueError(f"projection must be 'newton' or 'chord'; got {kernel.projection!r}.")
-    if boundary_step is not None and kernel.refreshment < 1:
-        raise ValueError(
-            f"boundary_step moves the position that a kept momentum belongs to, so the momentum must be new each time: leave out "
-            f"refreshment={kernel.refreshment!r}, or boundary_step."
-        )
-    if boundary_step is not None and not isinstance(boundary_step, jax.Array):
-        check_positive("boundary_step", boundary_step)
-    parameters |= {"num_integration_steps": num_integration_steps, "boundary_step": boundary_step} | mass
+    parameters |= {"num_integration_steps": num_integration_steps} | mass
     return kernel, parameters
 
 
@@ -236,14 +223,12 @@ def chmc(
     refreshment: float = 1.0,
     jitter: float = 0.0,
     length_jitter: float = 0.0,
-    boundary_step: float | None = None,
     projection: str = "newton",
 ) -> SamplingAlgorithm:
     """Constrained Hamiltonian Monte Carlo: exact draws on the set, |g| at rounding level.
 
     Args:
-        problem: log density, constraint(s) and measure. Trajectories bounce off the boundary of h ≤ 0, and one that ends outside
-            is rejected.
+        problem: log density, constraint(s) and measure. Trajectories bounce off the boundary of h ≤ 0.
         step_size: ε of a RATTLE step, a number or an optax schedule of the iteration.
         num_integration_steps: L, steps per transition.
         inverse_mass: M⁻¹. A number, or its diagonal (a flat array or a pytree like the position), or all of it: (d, d), in
@@ -253,8 +238,6 @@ def chmc(
         jitter: each transition's step is ε(1 + jitter·u), u uniform on [−1, 1]. Trajectories of one length can be nearly
             periodic (on a Gaussian, half a period is x → −x for ever); a jitter of 0.2 is enough against that.
         length_jitter: each transition has L(1 + length_jitter·u) steps, rounded, with the same u for all chains.
-        boundary_step: size of one more step after each trajectory, accepted or not by itself; for inequalities that log π presses
-            against. The law then is a layer along the boundary, and longer steps follow it without changing their depth in it.
         projection: "newton" (quadratic, for any step) or "chord" (one value of g per iteration, for small steps and many
             constraints).
 
@@ -272,7 +255,6 @@ def chmc(
         "refreshment": refreshment,
         "jitter": jitter,
         "length_jitter": length_jitter,
-        "boundary_step": boundary_step,
         "projection": projection,
     }
     kernel, parameters = make_exact(
@@ -280,7 +262,6 @@ def chmc(
         step_size,
         num_integration_steps,
         inverse_mass,
-        boundary_step,
         refreshment=float(refreshment),
         jitter=float(jitter),
         length_jitter=float(length_jitter),

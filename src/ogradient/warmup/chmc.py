@@ -40,7 +40,6 @@ class Stage(NamedTuple):
     step_size: float
     num_integration_steps: int
     inverse_mass: np.ndarray
-    boundary_step: float | None
     states: Any
     rates: np.ndarray  # acceptance of every chain over the second half
     draws: np.ndarray  # (transition, chain, coordinate)
@@ -52,7 +51,6 @@ class CHMCTuning(NamedTuple):
     step_size: float
     num_integration_steps: int
     inverse_mass: np.ndarray
-    boundary_step: float | None
     acceptance_rate: float
     positions: Position
     stuck: np.ndarray  # which chains do not move with these settings
@@ -70,7 +68,6 @@ class Windows:
         positions = stage.states.position
         given = {
             "num_integration_steps": stage.num_integration_steps,
-            "boundary_step": stage.boundary_step,
         } | mass_parameters(stage.inverse_mass)
         parameters, _ = arguments_of(self.kernel, given, positions)
         pace: Any = pace_of(stage.step_size, positions, adapt=adapt, target=self.target)
@@ -110,8 +107,7 @@ def tune_chmc(
     over all coordinates, their principal components, and the squares of both, per root of the cost (draws are what users count,
     gradients what they wait for). The squares see what coordinates alone cannot: trajectories of half a period, which end
     opposite where they began for ever.
-    With inequalities a single step is tuned as well: where it comes out much shorter, the law has a layer along a boundary that
-    thin, and it becomes the `boundary_step`. One compilation, or two; a run with these settings needs no other.
+    One compilation; a run with these settings needs no other.
 
     Args:
         key: random key.
@@ -128,8 +124,6 @@ def tune_chmc(
     windows = Windows(key, problem, kernel, target)
     units = np.asarray(units_of(flat_points(positions), np), np.float64)
     stage = _find_metric(windows, _begin(windows, positions, units), units)
-    if problem.inequality is not None and len(trajectories) > 1:
-        stage = _find_layer(windows, stage)
     stage = _find_length(windows, stage, trajectories)
     stage = windows.run(20, stage, adapt=True)
     stage, stuck = _free_stuck(windows, windows.run(21, stage, adapt=False))
@@ -138,7 +132,6 @@ def tune_chmc(
         stage.step_size,
         stage.num_integration_steps,
         stage.inverse_mass,
-        stage.boundary_step,
         float(stage.rates[:num_chains].mean()),
         jax.tree.map(lambda leaf: leaf[:num_chains], stage.states.position),
         stuck[:num_chains],
@@ -151,7 +144,7 @@ def _begin(windows: Windows, positions: Position, units: np.ndarray) -> Stage:
     states = start(windows.kernel, positions)
     states = with_companion(states) if jax.tree.leaves(positions)[0].shape[0] == 1 else states
     none = np.zeros(0)
-    first = Stage(step_size, 3, first_metric(units), None, states, none, none)
+    first = Stage(step_size, 3, first_metric(units), states, none, none)
     # A step can be too short as well as too long: below the roundings of g no move is told from the next.
     begun = []
     for number, times in enumerate(BEGINNINGS):
@@ -172,13 +165,6 @@ def _find_metric(windows: Windows, stage: Stage, units: np.ndarray) -> Stage:
     return windows.run(3, stage, adapt=True)
 
 
-def _find_layer(windows: Windows, stage: Stage) -> Stage:
-    """A single step that is accepted two times in three is about as long as a layer along a boundary is thick."""
-    alone = windows.run(30, stage, adapt=True, num_integration_steps=1)
-    thin = alone.step_size < 0.5 * stage.step_size
-    return stage._replace(states=alone.states, boundary_step=alone.step_size if thin else None)
-
-
 def _find_length(windows: Windows, stage: Stage, trajectories: Sequence[int]) -> Stage:
     """The number of steps with the largest efficiency per root of its cost."""
     best, most = 1, -1.0
@@ -188,7 +174,7 @@ def _find_length(windows: Windows, stage: Stage, trajectories: Sequence[int]) ->
         stage = windows.run(100 + number, stage, adapt=False, num_integration_steps=steps)
         gain = efficiency(components(whiten(stage.inverse_mass, stage.draws))) / (steps + 0.5) ** 0.5
         best, most = (steps, gain) if gain > most else (best, most)
-    return stage._replace(num_integration_steps=best, boundary_step=None if best == 1 else stage.boundary_step)
+    return stage._replace(num_integration_steps=best)
 
 
 def _free_stuck(windows: Windows, stage: Stage) -> tuple[Stage, np.ndarray]:

@@ -148,14 +148,13 @@ def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool)
         _say(f"clangevin: step_size={step_size:.3g}, {kind} metric, {accepted}", progress)
         algorithm = clangevin(problem, step_size, inverse_mass=mass)
     else:
-        steps, short = tuned.num_integration_steps, tuned.boundary_step
+        steps = tuned.num_integration_steps
         _say(
             f"chmc, exact on the set: step_size={step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}, "
-            + ("" if short is None else f"boundary_step={short:.3g}, ")
             + f"{kind} metric, {accepted}",
             progress,
         )
-        settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass, "boundary_step": short}
+        settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass}
         algorithm = chmc(problem, step_size, jitter=JITTER, length_jitter=LENGTH_JITTER, **settings)
     found = {
         "step_size": step_size,
