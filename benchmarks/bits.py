@@ -55,7 +55,7 @@ def cases():
     exact = {
         "chmc": lambda p: og.chmc(p, 0.2, num_integration_steps=4),
         "chmc, all settings": lambda p: og.chmc(
-            p, 0.2, num_integration_steps=3, inverse_mass=np.array([1.0, 0.5, 2.0]), jitter=0.2, boundary_step=0.05
+            p, 0.2, num_integration_steps=3, inverse_mass=np.array([1.0, 0.5, 2.0]), jitter=0.2
         ),
         "chmc, chord": lambda p: og.chmc(p, 0.1, refreshment=0.5, projection="chord"),
         "clangevin": lambda p: og.clangevin(p, 0.2),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calibrated import SEED, discrepancy
 
 import ogradient as og
 from ogradient import problems
@@ -55,3 +56,17 @@ def test_the_default_call_mixes_along_a_boundary_that_the_law_presses_against():
     depth = -trace.sample_stats["inequality"].ravel()
     assert depth.mean() == pytest.approx(1 / 200, rel=0.1)
     np.testing.assert_allclose((trace["x"][..., 1:] ** 2).mean(axis=(0, 1)), 1 / 26, rtol=0.15)  # 5 standard errors
+
+
+def test_without_a_constraint_it_is_hmc():
+    variances = jnp.array([1.0, 4.0, 1e4])
+    problem = og.Problem(lambda x: -0.5 * jnp.sum((x - 1) ** 2 / variances))
+    trace = og.sample(SEED, problem, jnp.zeros(3), num_chains=16, num_samples=500, progress=False)
+    assert trace.obeys == "exact"
+    table = trace.summary()
+    assert table["r_hat"].max() < 1.02
+    assert table["ess_bulk"].min() > 400
+    for k, variance in enumerate(variances):
+        means = ((trace["x"][..., k].astype(float) - 1) ** 2).mean(axis=1) / float(variance)
+        error, limit = discrepancy(means, 1.0)
+        assert error < limit < 0.5

@@ -64,8 +64,8 @@ def test_bad_functions(problem, message):
 def test_no_constraint_is_refused_with_the_remedy(name):
     with pytest.raises(ValueError, match=f"{name} needs a constraint .* pass equality"):
         getattr(og, name)(og.Problem(gaussian), 0.1)
-    with pytest.raises(ValueError, match=r"no constraint, .* or algorithm=og.langevin\(problem, step_size\)"):
-        og.sample(0, og.Problem(gaussian), STARTS)
+    with pytest.raises(ValueError, match=f"{name} needs a constraint .* leave out the name"):
+        og.sample(0, og.Problem(gaussian), STARTS, algorithm=name)
     with pytest.raises(ValueError, match="max_active must be at least 1"):
         getattr(og, name)(og.Problem(gaussian, curve), 0.1, max_active=0)
 

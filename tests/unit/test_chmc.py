@@ -7,33 +7,35 @@ import pytest
 
 import ogradient as og
 from ogradient.geometry import project
-from ogradient.samplers.chmc import flat_inverse_mass
+from ogradient.samplers.chmc import _jittered
+from ogradient.samplers.metric import gather, mass_parameters, mass_root
 from ogradient.samplers.rattle import Point, potential_of, trajectory
 
 CONSTRAINT = lambda x: jnp.array([jnp.sum(x**2) + 0.3 * x[0] ** 3 - 1, x[0] * x[1] + x[2] - 0.2])
+DIAGONAL = np.array([0.5, 1.0, 2.0, 1.5])
+DENSE = np.diag(DIAGONAL) + 0.4 * np.array([[0, 1, -1, 0], [1, 0, 1, 1], [-1, 1, 0, -1], [0, 1, -1, 0]])
 PROBLEM = og.Problem(lambda x: jnp.sin(x[0]) + 0.5 * x[3], CONSTRAINT)
 
 
 def setting(measure="conditional", mass=None):
     problem = og.Problem(PROBLEM.logdensity_fn, CONSTRAINT, measure=measure)
     x = og.land(problem, jnp.array([[0.7, -0.4, 0.5, 0.3]])).position[0]
-    root = jnp.sqrt(flat_inverse_mass(mass, x))
-    scaled = lambda y: CONSTRAINT(root * y)
-    potential = potential_of(problem, lambda y: problem.logdensity_fn(root * y), scaled, root, curved=True)
-    value, gradient, frame = jax.jit(potential)(x / root)
-    p = jax.jit(project)(frame, jax.random.normal(jax.random.key(1), (4,)))
-    return scaled, potential, Point(x / root, p, value, -gradient, frame), root
+    root = mass_root(mass_parameters(mass), x)
+    potential = potential_of(problem.logdensity_fn, CONSTRAINT, root, measure=measure, curved=True)
+    value, gradient, place = jax.jit(potential)(x)
+    p = jax.jit(project)(place.frame, jax.random.normal(jax.random.key(1), (4,)))
+    return potential, Point(x, p, value, -gradient, place.jacobian, place.frame), root
 
 
 @pytest.mark.parametrize("projection", ["newton", "chord"])
-@pytest.mark.parametrize("mass", [None, jnp.array([0.5, 1.0, 2.0, 1.5])], ids=["unit", "diagonal"])
+@pytest.mark.parametrize("mass", [None, DIAGONAL, DENSE], ids=["unit", "diagonal", "dense"])
 def test_trajectories_are_reversible_and_stay_on_the_set(projection, mass, x64):
-    scaled, potential, start, _ = setting(mass=mass)
-    run = jax.jit(lambda point: trajectory(scaled, None, potential, point, jnp.asarray(0.05), 20, projection))
+    potential, start, root = setting(mass=mass)
+    run = jax.jit(lambda point: trajectory(CONSTRAINT, potential, root, point, jnp.asarray(0.05), 20, projection))
     end, status, iterations = run(start)
     assert int(status) == og.Status.OK
     assert float(jnp.linalg.norm(end.x - start.x)) > 0.3
-    assert np.abs(scaled(end.x)).max() < 1e-14
+    assert np.abs(CONSTRAINT(end.x)).max() < 1e-14
     np.testing.assert_allclose(end.frame.jacobian @ end.p, np.zeros(2), atol=1e-12)
     back, status, _ = run(end._replace(p=-end.p))
     np.testing.assert_allclose(back.x, start.x, atol=1e-10)
@@ -41,33 +43,12 @@ def test_trajectories_are_reversible_and_stay_on_the_set(projection, mass, x64):
     assert 0 < int(iterations) < 20 * 2 * 30
 
 
-def test_trajectories_that_bounce_are_reversible(x64):
-    scaled, potential, start, _ = setting()
-    outside = []
-
-    def bounds(y):
-        return jnp.stack([y[0] - start.x[0] - 0.05, jnp.sum((y - start.x) ** 2) - 0.3])
-
-    run = jax.jit(lambda point, steps: trajectory(scaled, bounds, potential, point, jnp.asarray(0.05), steps, "newton"))
-    for steps in range(1, 41):
-        end, status, _ = run(start, jnp.int32(steps))
-        outside.append(bool((bounds(end.x) > 0).any()))
-        assert int(status) == og.Status.OK
-        np.testing.assert_allclose(end.frame.jacobian @ end.p, np.zeros(2), atol=1e-12)
-    assert 3 < sum(outside) < 37
-    steps = jnp.int32(40 - outside[::-1].index(False))  # those that end outside are refused anyway
-    assert int(steps) > 30
-    end, *_ = run(start, steps)
-    back, *_ = run(end._replace(p=-end.p), steps)
-    np.testing.assert_allclose(back.x, start.x, atol=1e-9)
-    np.testing.assert_allclose(back.p, -start.p, atol=1e-9)
-
-
+@pytest.mark.parametrize("mass", [DIAGONAL, DENSE], ids=["diagonal", "dense"])
 @pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
-def test_energy_error_is_of_second_order(measure, x64):
-    scaled, potential, start, _ = setting(measure, jnp.array([0.5, 1.0, 2.0, 1.5]))
+def test_energy_error_is_of_second_order(measure, mass, x64):
+    potential, start, root = setting(measure, mass)
     energy = lambda point: point.potential + 0.5 * point.p @ point.p
-    run = jax.jit(lambda step_size, steps: trajectory(scaled, None, potential, start, step_size, steps, "newton"))
+    run = jax.jit(lambda step_size, steps: trajectory(CONSTRAINT, potential, root, start, step_size, steps, "newton"))
     errors = []
     for halvings in range(4):
         end, status, _ = run(jnp.asarray(0.1 / 2**halvings), jnp.int32(10 * 2**halvings))
@@ -77,21 +58,45 @@ def test_energy_error_is_of_second_order(measure, x64):
     np.testing.assert_allclose(slopes[-2:], 2, atol=0.25)
 
 
+@pytest.mark.parametrize("mass", [DIAGONAL, DENSE], ids=["diagonal", "dense"])
 @pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
-def test_potential_and_its_gradient(measure, x64):
-    mass = jnp.array([0.5, 1.0, 2.0, 1.5])
-    _, potential, start, root = setting(measure, mass)
+def test_potential_and_its_gradient(measure, mass, x64):
+    potential, start, root = setting(measure, mass)
+    inverse_mass = mass if mass.ndim == 2 else np.diag(mass)
 
-    def definition(y):
-        J = jax.jacobian(CONSTRAINT)(root * y)
-        half = 0.5 * jnp.linalg.slogdet((J * mass[None]) @ J.T)[1]
+    def definition(x):
+        J = jax.jacobian(CONSTRAINT)(x)
+        half = 0.5 * jnp.linalg.slogdet(J @ inverse_mass @ J.T)[1]
         if measure == "hausdorff":
             half = half - 0.5 * jnp.linalg.slogdet(J @ J.T)[1]
-        return half - PROBLEM.logdensity_fn(root * y)
+        return half - PROBLEM.logdensity_fn(x)
 
     value, gradient, _ = jax.jit(potential)(start.x)
     np.testing.assert_allclose(value, definition(start.x), rtol=1e-10)
-    np.testing.assert_allclose(gradient, jax.jit(jax.grad(definition))(start.x), rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(gradient, gather(root, jax.jit(jax.grad(definition))(start.x)), rtol=1e-8, atol=1e-10)
+
+
+def test_a_dense_diagonal_is_the_diagonal(x64):
+    known = og.problems.ellipse()
+    starts = known.start_on(jax.random.key(0), 4)
+    settings = {"num_warmup": 0, "num_samples": 10, "progress": False}
+    one, other = (
+        og.sample(0, known.problem, starts, algorithm=og.chmc(known.problem, 0.5, inverse_mass=mass), **settings)
+        for mass in (np.array([5.0, 1.0]), np.diag([5.0, 1.0]))
+    )
+    np.testing.assert_allclose(one["x"], other["x"], atol=1e-8)
+
+
+def test_a_square_array_for_a_square_position_is_a_diagonal():
+    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), lambda x: jnp.sum(x**2) - 1)
+    starts = np.ones((4, 2, 2), np.float32)
+    flat = og.Problem(lambda x: -0.5 * jnp.sum(x**2), lambda x: jnp.sum(x**2) - 1)
+    mass, settings = np.array([[1.0, 2.0], [3.0, 4.0]]), {"num_warmup": 0, "num_samples": 10, "progress": False}
+    one = og.sample(0, problem, starts, algorithm=og.chmc(problem, 0.3, inverse_mass=mass), **settings)
+    other = og.sample(
+        0, flat, starts.reshape(4, 4), algorithm=og.chmc(flat, 0.3, inverse_mass=mass.ravel()), **settings
+    )
+    np.testing.assert_array_equal(one["x"].reshape(other["x"].shape), other["x"])
 
 
 def test_draws_are_on_the_set_to_a_few_roundings(x64):
@@ -151,7 +156,10 @@ def test_inequalities_are_never_violated():
     [
         ({"num_integration_steps": 0}, "num_integration_steps must be"),
         ({"inverse_mass": -1.0}, "inverse_mass must be positive"),
+        ({"inverse_mass": np.array([[1.0, -2.0], [-2.0, 1.0]])}, "symmetric and positive definite"),
+        ({"inverse_mass": np.inf}, "inverse_mass must be finite"),
         ({"refreshment": 0.0}, "refreshment must lie"),
+        ({"length_jitter": 1.0}, "length_jitter must lie"),
         ({"projection": "secant"}, "projection must be"),
         ({"step_size": -1.0}, "step_size must be"),
     ],
@@ -159,6 +167,28 @@ def test_inequalities_are_never_violated():
 def test_bad_settings(arguments, message):
     with pytest.raises(ValueError, match=message):
         og.chmc(PROBLEM, **{"step_size": 0.1} | arguments)
+
+
+def test_lengths_vary_evenly_and_alike_for_all_chains():
+    lengths = np.array(jax.vmap(lambda t: _jittered(10, 0.5, t))(jnp.arange(1000, dtype=jnp.int32)))
+    assert set(lengths) == set(range(5, 16))
+    assert abs(lengths.mean() - 10) < 0.05
+    assert np.all(np.bincount(lengths)[6:15] > 90)
+    assert int(_jittered(1, 0.4, jnp.int32(2**31 - 1))) == 1
+
+
+def test_warm_up_follows_the_target():
+    known = og.problems.ellipse()
+    starts = known.start_on(jax.random.key(0), 8)
+    rates = [
+        og.tune(0, known.problem, starts, target_accept=rate, progress=False).found["acceptance_rate"]
+        for rate in (0.6, 0.95)
+    ]
+    np.testing.assert_allclose(rates, (0.6, 0.95), atol=0.1)
+    with pytest.raises(ValueError, match="target_accept must lie below 1"):
+        og.tune(0, known.problem, starts, target_accept=1.5)
+    with pytest.raises(ValueError, match="target_accept is for settings that are tuned here"):
+        og.sample(0, known.problem, starts, algorithm=og.chmc(known.problem, 0.1), target_accept=0.9)
 
 
 def test_bad_mass_and_missing_constraint():

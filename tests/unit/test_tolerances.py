@@ -9,11 +9,15 @@ import pytest
 from scipy import stats
 
 import ogradient as og
-from ogradient.geometry import frame_at
-from ogradient.samplers.rattle import _project
+from ogradient.samplers.solver import place_at, reach
 
 ALARM = 1e-6
 circle = lambda x: jnp.sum(x**2) - 1
+
+
+def reach_from(constraint, origin, x, projection):
+    root = jnp.ones_like(x)
+    return reach(constraint, root, place_at(constraint, root, origin), x - origin, projection)
 
 
 def chain_limit(values):
@@ -64,12 +68,6 @@ def test_coordinates_that_are_zero_on_the_set(name, projection, dtype, request):
     if name == "plane":  # N(0.3, 1) in the other coordinates
         mean, limit = chain_limit(trace["x"][..., 1])
         assert abs(mean - 0.3) < limit < 0.3
-
-
-def test_a_kept_momentum_and_a_boundary_step_do_not_compose():
-    problem = og.Problem(lambda x: 0.0, circle)
-    with pytest.raises(ValueError, match="the momentum must be new each time: leave out refreshment=0.02"):
-        og.chmc(problem, 0.3, refreshment=0.02, boundary_step=0.8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
@@ -243,8 +241,8 @@ def test_proposals_far_outside_reach_the_set_or_fail(projection):
     origins = og.land(problem, jax.random.normal(jax.random.key(0), (4096, 3))).position
     lengths = 10.0 ** jnp.linspace(1, 5, 4096)[:, None]
     proposals = origins + lengths * jax.random.normal(jax.random.key(1), origins.shape)
-    project = lambda origin, x: _project(constraint, frame_at(constraint, origin), origin, x, projection)
-    ends, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
+    project = lambda origin, x: reach_from(constraint, origin, x, projection)
+    ends, _, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
     off = jnp.max(jnp.abs(jax.vmap(constraint)(ends)[:, :2]), axis=1)
     assert jnp.max(jnp.where(reached, off, 0.0)) < 1e-4
     assert projection == "chord" or 20 < jnp.sum(reached) < 4000
@@ -257,8 +255,8 @@ def test_what_a_leaping_solver_reaches_is_on_the_set(projection):
     constraint = known.problem.equality_value
     origins = jnp.repeat(known.start_on(jax.random.key(0), 256), 256, axis=0)
     proposals = origins + 0.45 * jax.random.normal(jax.random.key(1), origins.shape)
-    project = lambda origin, x: _project(constraint, frame_at(constraint, origin), origin, x, projection)
-    ends, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
+    project = lambda origin, x: reach_from(constraint, origin, x, projection)
+    ends, _, reached, _, _ = jax.jit(jax.vmap(project))(origins, proposals)
     off = jnp.max(jnp.abs(jax.vmap(constraint)(ends)), axis=1)
     assert jnp.max(jnp.where(reached, off, 0.0)) < 100 * np.finfo(np.float32).eps
     assert 100 < np.sum(~np.asarray(reached)) < 0.9 * reached.size

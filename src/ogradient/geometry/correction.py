@@ -22,7 +22,12 @@ def half_log_det_gradient(constraint: ConstraintFn, x: Array, frame: Frame) -> A
 
     The ridge sits inside the weights, which are not differentiated, so a row given twice counts once.
     """
-    return jnp.sum(_hessian_vectors(constraint, x, solve(frame, frame.jacobian)), axis=0)
+    return hessian_sum(constraint, x, solve(frame, frame.jacobian))
+
+
+def hessian_sum(constraint: ConstraintFn, x: Array, directions: Array) -> Array:
+    """Σ_k H_k v_k for directions v (m, d)."""
+    return jnp.sum(_hessian_vectors(constraint, x, directions), axis=0)
 
 
 def _hessian_vectors(constraint: ConstraintFn, x: Array, directions: Array) -> Array:

@@ -45,6 +45,7 @@ def sample(
     num_samples: int = 1000,
     thinning: int = 1,
     tolerance: float | None = None,
+    target_accept: float | None = None,
     progress: bool = True,
     chunk_size: int | None = None,
     resume: Trace | None = None,
@@ -72,6 +73,8 @@ def sample(
         thinning: steps per kept draw; the others are never stored.
         tolerance: the largest mean |g| of a row of the constraint that the tuned O-Langevin may have; its step size
             follows. Only where the settings are tuned here; `chmc` stays at rounding level whatever it is.
+        target_accept: acceptance rate that warm-up tunes the step size of an exact sampler to; None is 0.8, or 0.65 with
+            inequalities. Only where the settings are tuned here.
         progress: show a bar on runs over a second.
         chunk_size: steps per compiled call; None adapts it to half a second. It never changes a draw.
         resume: a trace to continue: `num_samples` more draws are appended to its own, with its warm-up and thinning. Pass the
@@ -115,6 +118,7 @@ def sample(
             num_samples=num_samples,
             thinning=thinning,
             tolerance=tolerance,
+            target_accept=target_accept,
             progress=progress,
             chunk_size=chunk_size,
             throw=throw,
@@ -123,7 +127,7 @@ def sample(
         algorithm = algorithm_of(algorithm, problem)
     if resume is None:
         done = 0
-        chosen, states = _begin(problem, initial_positions, algorithm, key, tolerance, progress)
+        chosen, states = _begin(problem, initial_positions, algorithm, key, tolerance, target_accept, progress)
     else:
         chosen, states, num_warmup, done = continue_run(resume, problem, initial_positions, algorithm, key, thinning)
         thinning = resume.provenance["thinning"]
@@ -178,6 +182,7 @@ def _begin(
     algorithm: SamplingAlgorithm | str | None,
     key: Array,
     tolerance: float | None,
+    target_accept: float | None,
     progress: bool,
 ) -> tuple[SamplingAlgorithm, Any]:
     """Check the starts, tune where that is asked for, land where the algorithm needs it: the algorithm and its states."""
@@ -186,7 +191,8 @@ def _begin(
     if algorithm is None or isinstance(algorithm, str):
         check_name(algorithm)
         positions = check_positions(problem, positions)
-        found = choose(problem, positions, key, algorithm, tolerance=tolerance, progress=progress)
+        limits = {"tolerance": tolerance, "target_accept": target_accept}
+        found = choose(problem, positions, key, algorithm, progress=progress, **limits)
         return found.algorithm, start(kernel_of(found.algorithm), found.positions)
     kernel = kernel_of(algorithm)
     positions = check_positions(problem, positions, ensemble=kernel.ensemble)
@@ -196,6 +202,8 @@ def _begin(
         )
     if tolerance is not None:
         raise ValueError("tolerance is for settings that are tuned here: pass algorithm='o_langevin', or none.")
+    if target_accept is not None:
+        raise ValueError("target_accept is for settings that are tuned here: pass algorithm='chmc', or none.")
     every_draw = kernel.obeys in ("exact", "near")  # is to obey, not a mean over particles
     constrained = every_draw or kernel.obeys == "mean"
     if kernel.obeys == "unknown" and problem.constrained:

@@ -10,10 +10,7 @@ finds another root would break detailed balance. "Came back" is judged by each r
 weights w = |∂g_k(x')|, Σ_i w_i|back_i − x_i| ≤ √eps Σ_i w_i|x'_i − x_i|, plus a few roundings. Then Metropolis on H. L steps per
 transition, fresh momentum each time.
 
-With h ≤ 0, a step that ends outside goes on with its momentum mirrored in the boundary there, p ← p − 2n(n·p)/‖n‖², n the part of
-∇h along the set: it depends on x alone and keeps lengths, so volume and reversibility stay. A whole move that ends outside is
-refused. Where log π presses against a boundary the law is a thin layer along it, and trajectories follow it bounce by bounce;
-steps much longer than the layer is thick come back to the depth they started from, so one short step more changes that.
+With h ≤ 0 steps bounce off the walls, as often as they meet one (`walls.py`).
 
 Cost per step: one gradient of log π, one frame, m Hessian-vector products where φ is not constant, and two projections (there
 and back), each a few values of g (chord) or frames (Newton).
@@ -39,15 +36,14 @@ from ogradient.samplers.base import (
     Obeys,
     SamplingAlgorithm,
     Schedule,
-    check_positive,
     make_algorithm,
     split_step_size,
     step_size_at,
 )
+from ogradient.samplers.metric import mass_parameters, mass_root
 from ogradient.samplers.rattle import Point, potential_of, trajectory
+from ogradient.samplers.walls import Walls, trajectory_inside
 from ogradient.status import Status
-
-LEAST_MOVE = 0.05  # of a step: what is nearer to where it began has not moved
 
 
 class ConstrainedState(NamedTuple):
@@ -66,28 +62,14 @@ class ConstrainedInfo(NamedTuple):
     acceptance_rate: Array
     is_accepted: Array
     energy: Array
+    n_steps: Array  # RATTLE steps that the transition had
     num_solver_iterations: Array
-    steering: (
-        Array  # what warm-up holds at its target: the acceptance rate; with walls, whether the chain got somewhere
-    )
-
-
-def flat_inverse_mass(inverse_mass: Any, x: Array) -> Array:
-    """The diagonal of M⁻¹ as a flat array; None is the identity, a number a multiple of it."""
-    if inverse_mass is None:
-        return jnp.ones_like(x)
-    flat, _ = ravel_pytree(inverse_mass)
-    flat = flat.astype(x.dtype)
-    if flat.size not in (1, x.size):
-        raise ValueError(
-            f"inverse_mass must be a number or have one entry per coordinate ({x.size}); got {flat.size} entries."
-        )
-    return jnp.broadcast_to(flat.reshape(-1), x.shape) if flat.size == 1 else flat
+    steering: Array  # what warm-up holds at its target: the acceptance rate, less where a step bounces too often
 
 
 @dataclass(frozen=True)
 class CHMC:
-    """The kernel. Parameters: step_size, num_integration_steps, inverse_mass (flat, or None), boundary_step (or None).
+    """The kernel. Parameters: step_size, num_integration_steps, and those of `metric.mass_parameters`.
 
     `single`: one RATTLE step per transition whatever num_integration_steps says, without a loop around it.
     """
@@ -97,6 +79,7 @@ class CHMC:
     jitter: float = 0.0
     projection: str = "newton"
     single: bool = False
+    length_jitter: float = 0.0
     ensemble: ClassVar[bool] = False
     obeys: ClassVar[Obeys] = "exact"
     steered: ClassVar[bool] = True
@@ -121,29 +104,25 @@ class CHMC:
             uniform = jax.random.uniform(jax.random.fold_in(rng_key, 2), (), x.dtype, minval=-1.0)
             epsilon = epsilon * (1 + self.jitter * uniform)
         num_steps = 1 if self.single else parameters["num_integration_steps"]
-        move = partial(self._move, problem, unravel, parameters["inverse_mass"])
+        if self.length_jitter > 0 and not self.single:
+            num_steps = _jittered(num_steps, self.length_jitter, state.iteration)
+        root = mass_root(parameters, x)
+        move = partial(self._move, problem, unravel, root, _one_number(parameters))
         momentum = None if self.refreshment == 1 else state.momentum
-        begin = x
-        x, momentum, (status, rate, accepted, energy, iterations) = move(rng_key, x, momentum, epsilon, num_steps)
-        steering = rate
-        if problem.inequality is not None:
-            # Bouncing off two walls, or one, may lead back to where a trajectory began, however long its steps: no move.
-            change = (x - begin) / jnp.sqrt(flat_inverse_mass(parameters["inverse_mass"], x))
-            moved = jnp.sum(change**2) > x.size * (LEAST_MOVE * epsilon) ** 2
-            steering = (accepted & moved).astype(x.dtype)
-        if parameters["boundary_step"] is not None:
-            short = jnp.asarray(parameters["boundary_step"], x.dtype)
-            x, _, (_, _, _, energy, more) = move(jax.random.fold_in(rng_key, 3), x, None, short, 1)
-            iterations = iterations + more
-        position = unravel(x)
-        info = ConstrainedInfo(problem.constraint_value(position), status, rate, accepted, energy, iterations, steering)
+        x, momentum, (status, rate, accepted, energy, iterations, steering) = move(
+            rng_key, x, momentum, epsilon, num_steps
+        )
+        position, n_steps = unravel(x), jnp.asarray(num_steps, jnp.int32)
+        moved = (status, rate, accepted, energy, n_steps, iterations, steering)
+        info = ConstrainedInfo(problem.constraint_value(position), *moved)
         return ConstrainedState(position, momentum, state.iteration + 1), info
 
     def _move(
         self,
         problem: Problem,
         unravel: Callable[[Array], Position],
-        inverse_mass: Any,
+        root: Array,
+        uniform: bool,
         key: Array,
         x: Array,
         momentum: Array | None,
@@ -151,36 +130,40 @@ class CHMC:
         num_steps: int | Array,
     ) -> tuple[Array, Array, tuple[Array, ...]]:
         """One trajectory with fresh momentum (mixed with `momentum`), accepted or not."""
-        # In coordinates y = M^{½}x the mass is the identity; only φ knows about M.
-        root = jnp.sqrt(flat_inverse_mass(inverse_mass, x))
-        equality: ConstraintFn = lambda y: problem.equality_value(unravel(root * y))
-        bounds: ConstraintFn = lambda y: problem.inequality_value(unravel(root * y))
+        equality: ConstraintFn = lambda x: problem.equality_value(unravel(x))
+        bounds: ConstraintFn = lambda x: problem.inequality_value(unravel(x))
         # The Gram factor is constant on the set in the Hausdorff measure with a multiple of the identity as mass.
-        curved = problem.measure == "conditional" or sum(jnp.size(leaf) for leaf in jax.tree.leaves(inverse_mass)) > 1
-        potential = potential_of(
-            problem, lambda y: problem.logdensity(unravel(root * y)), equality, root, curved=curved
-        )
+        curved = problem.measure == "conditional" or not uniform
+        logdensity = lambda x: problem.logdensity(unravel(x))
+        potential = potential_of(logdensity, equality, root, measure=problem.measure, curved=curved)
 
         momentum_key, accept_key = jax.random.split(key)
-        value, gradient, frame = potential(x / root)
+        value, gradient, place = potential(x)
         p = jax.random.normal(momentum_key, x.shape, x.dtype)
         if momentum is not None:
             p = jnp.sqrt(1 - self.refreshment) * momentum + jnp.sqrt(self.refreshment) * p
-        start = Point(x / root, project(frame, p), value, -gradient, frame)
-        within = None if problem.inequality is None else bounds
-        end, status, iterations = trajectory(equality, within, potential, start, epsilon, num_steps, self.projection)
+        start = Point(x, project(place.frame, p), value, -gradient, place.jacobian, place.frame)
+        volume, crowded = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
+        if problem.inequality is None:
+            end, status, iterations = trajectory(equality, potential, root, start, epsilon, num_steps, self.projection)
+        else:
+            walls = Walls(equality, bounds, root, self.projection)
+            end, status, iterations, volume, bounces = trajectory_inside(walls, potential, start, epsilon, num_steps)
+            # Where log π is flat every step is accepted, however long: a bounce for every second coordinate is enough.
+            most = (1 + 0.5 * min(jax.eval_shape(bounds, x).size, x.size)) * jnp.asarray(num_steps).astype(x.dtype)
+            crowded = jnp.minimum(most / jnp.maximum(bounces, 1).astype(x.dtype), 1.0)
 
         energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
         reached = (status == Status.OK) & jnp.all(bounds(end.x) <= 0) & jnp.all(jnp.isfinite(end.x))
         # An infinite energy is a rejected move like any other: the chain has not left its place. NaN at a point of the set is
         # a fault of the log density, and is said.
         valid = reached & jnp.isfinite(new_energy)
-        rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy, 0.0)), 0.0)
+        rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy + volume, 0.0)), 0.0)
         accepted = jax.random.uniform(accept_key, (), x.dtype) < rate
-        status = jnp.where((status == Status.OK) & frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
+        status = jnp.where((status == Status.OK) & place.frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
         status = jnp.where(reached & jnp.isnan(end.potential), jnp.int32(Status.NON_FINITE), status)
-        x, p = jnp.where(accepted, root * end.x, x), jnp.where(accepted, end.p, -start.p)
-        return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations)
+        x, p = jnp.where(accepted, end.x, x), jnp.where(accepted, end.p, -start.p)
+        return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations, rate * crowded)
 
 
 def make_exact(
@@ -188,14 +171,11 @@ def make_exact(
     step_size: float | Schedule,
     num_integration_steps: Any,
     inverse_mass: Any,
-    boundary_step: Any,
     **static: Any,
 ) -> tuple[CHMC, dict[str, Any]]:
     """Kernel and parameters of an exact sampler; refuses, with the remedy, what it cannot use."""
     schedule, parameters = split_step_size(step_size)
     kernel = CHMC(schedule, **static)
-    if not problem.constrained:
-        raise ValueError(f"{kernel.name} needs a constraint and the problem has none: pass equality=... to og.Problem.")
     if problem.stochastic:
         raise ValueError(
             f"{kernel.name} is exact only with all the data in every step: use og.posterior(..., batch_size=None) without "
@@ -205,28 +185,33 @@ def make_exact(
         not isinstance(num_integration_steps, int) or num_integration_steps < 1
     ):
         raise ValueError(f"num_integration_steps must be a whole number of at least 1; got {num_integration_steps!r}.")
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inverse_mass))
-    if not traced and not all(bool(np.all(np.asarray(leaf) > 0)) for leaf in jax.tree.leaves(inverse_mass)):
-        raise ValueError("inverse_mass must be positive.")
+    mass = mass_parameters(inverse_mass)
     if not 0 < kernel.refreshment <= 1:
         raise ValueError(f"refreshment must lie in (0, 1]; got {kernel.refreshment!r}.")
     if not 0 <= kernel.jitter < 1:
         raise ValueError(f"jitter must lie in [0, 1); got {kernel.jitter!r}.")
+    if not 0 <= kernel.length_jitter < 1:
+        raise ValueError(f"length_jitter must lie in [0, 1); got {kernel.length_jitter!r}.")
     if kernel.projection not in ("newton", "chord"):
         raise ValueError(f"projection must be 'newton' or 'chord'; got {kernel.projection!r}.")
-    if boundary_step is not None and kernel.refreshment < 1:
-        raise ValueError(
-            f"boundary_step moves the position that a kept momentum belongs to, so the momentum must be new each time: leave out "
-            f"refreshment={kernel.refreshment!r}, or boundary_step."
-        )
-    if boundary_step is not None and not isinstance(boundary_step, jax.Array):
-        check_positive("boundary_step", boundary_step)
-    parameters |= {
-        "num_integration_steps": num_integration_steps,
-        "inverse_mass": inverse_mass,
-        "boundary_step": boundary_step,
-    }
+    parameters |= {"num_integration_steps": num_integration_steps} | mass
     return kernel, parameters
+
+
+def _jittered(num_steps: Any, jitter: float, iteration: Array) -> Array:
+    """The number of steps of a transition, the same for all chains: L(1 + jitter·u), u from a sequence that fills [−1, 1] evenly.
+
+    Multiples of the golden ratio, modulo 1, by whole numbers that wrap round: the count of transitions alone decides, so that
+    every transition keeps the law. Lengths of each chain's own would have all of them wait for the longest.
+    """
+    share = (iteration.astype(jnp.uint32) * np.uint32(2654435769) >> np.uint32(8)).astype(jnp.float32) / 2**24
+    length = jnp.asarray(num_steps).astype(jnp.float32) * (1 + jitter * (2 * share - 1))
+    return jnp.maximum(jnp.round(length).astype(jnp.int32), 1)
+
+
+def _one_number(parameters: dict[str, Any]) -> bool:
+    """Whether the mass is a multiple of the identity."""
+    return sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters["mass_root"])) <= 1
 
 
 def chmc(
@@ -237,23 +222,22 @@ def chmc(
     inverse_mass: Any = None,
     refreshment: float = 1.0,
     jitter: float = 0.0,
-    boundary_step: float | None = None,
+    length_jitter: float = 0.0,
     projection: str = "newton",
 ) -> SamplingAlgorithm:
     """Constrained Hamiltonian Monte Carlo: exact draws on the set, |g| at rounding level.
 
     Args:
-        problem: log density, constraint(s) and measure. Trajectories bounce off the boundary of h ≤ 0, and one that ends outside
-            is rejected.
+        problem: log density, constraint(s) and measure. Trajectories bounce off the boundary of h ≤ 0.
         step_size: ε of a RATTLE step, a number or an optax schedule of the iteration.
         num_integration_steps: L, steps per transition.
-        inverse_mass: diagonal of M⁻¹: a number, a flat array, or a pytree like the position. About the variances of the
-            coordinates is a good choice.
+        inverse_mass: M⁻¹. A number, or its diagonal (a flat array or a pytree like the position), or all of it: (d, d), in
+            the order of `jax.flatten_util.ravel_pytree`. About the variances of the coordinates, or their covariance, is a
+            good choice; a dense one takes d² numbers, and d² operations per step and row of g.
         refreshment: share of the momentum's variance that is new each transition; 1 forgets it.
         jitter: each transition's step is ε(1 + jitter·u), u uniform on [−1, 1]. Trajectories of one length can be nearly
             periodic (on a Gaussian, half a period is x → −x for ever); a jitter of 0.2 is enough against that.
-        boundary_step: size of one more step after each trajectory, accepted or not by itself; for inequalities that log π presses
-            against. The law then is a layer along the boundary, and longer steps follow it without changing their depth in it.
+        length_jitter: each transition has L(1 + length_jitter·u) steps, rounded, with the same u for all chains.
         projection: "newton" (quadratic, for any step) or "chord" (one value of g per iteration, for small steps and many
             constraints).
 
@@ -270,7 +254,7 @@ def chmc(
         "inverse_mass": inverse_mass,
         "refreshment": refreshment,
         "jitter": jitter,
-        "boundary_step": boundary_step,
+        "length_jitter": length_jitter,
         "projection": projection,
     }
     kernel, parameters = make_exact(
@@ -278,9 +262,9 @@ def chmc(
         step_size,
         num_integration_steps,
         inverse_mass,
-        boundary_step,
         refreshment=float(refreshment),
         jitter=float(jitter),
+        length_jitter=float(length_jitter),
         projection=projection,
     )
     return make_algorithm(kernel, problem, parameters, {"step_size": step_size} | settings)

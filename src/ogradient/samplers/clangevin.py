@@ -23,9 +23,9 @@ def clangevin(
     """Constrained, Metropolis-adjusted Langevin: exact draws on the set, one RATTLE step each.
 
     Args:
-        problem: log density, equality constraint(s) and measure; proposals with an inequality violated are rejected.
+        problem: log density, equality constraint(s) and measure; steps bounce off the boundary of h ≤ 0.
         step_size: ε; the Langevin step size it stands for is ε²/2.
-        inverse_mass: diagonal of M⁻¹, see `og.chmc`.
+        inverse_mass: M⁻¹ or its diagonal, see `og.chmc`.
         refreshment: share of the momentum's variance that is new each transition; below 1 it is underdamped.
         projection: "newton" or "chord", see `og.chmc`.
 
@@ -42,6 +42,6 @@ def clangevin(
         "projection": projection,
     }
     kernel, parameters = make_exact(
-        problem, step_size, 1, inverse_mass, None, refreshment=float(refreshment), projection=projection, single=True
+        problem, step_size, 1, inverse_mass, refreshment=float(refreshment), projection=projection, single=True
     )
     return make_algorithm(kernel, problem, parameters, settings)

@@ -17,6 +17,9 @@ LOST_DIGITS = 0.1  # a last digit of log π that is larger spoils acceptance
 
 def land_starts(problem: Problem, positions: Position) -> Position:
     """Starts brought onto the set, for samplers that move on it; an error with the best residual if some cannot be."""
+    if not problem.constrained:
+        check_digits(problem, positions)
+        return positions
     landing = land(problem, positions)
     lost = np.flatnonzero(np.asarray(landing.status) != Status.OK)
     if lost.size:

@@ -1,4 +1,4 @@
-"""Warm-up of the exact samplers: step size, trajectory length and diagonal metric, from all chains together.
+"""Warm-up of the exact samplers: step size, trajectory length and metric, from all chains together.
 
 Stages are windows of transitions of the very program that then samples; between them the parameters change, and nothing is
 compiled again. What a stage is judged by comes from its draws.
@@ -18,15 +18,20 @@ from ogradient.geometry.land import FIXED, units_of
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.chmc import CHMC
+from ogradient.samplers.metric import mass_parameters
 from ogradient.warmup.lengths import first_length, flat_points
+from ogradient.warmup.metric import components, first_metric, refit, whiten
 
 WINDOW = 100  # transitions of one stage
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
 SHORTER = (0.5, 0.25, 0.125)  # times the step size, tried where a chain does not move
 BEGINNINGS = (1.0, 30.0, 1000.0, 1 / 30)  # times the first step size, tried in turn until chains move
 MOVING = 0.4  # acceptance from which they do
-TRAJECTORIES = (1, 2, 4, 8, 16)  # steps per transition that are tried
-LEAST_SHARE = 1e-4  # of the largest variance: the least that a direction is given, so that the mass stays reasonable
+# Steps per transition that are tried, in turn, until they are four times those that did best.
+TRAJECTORIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+BEYOND = 4
+METRIC_WINDOWS = (50, 50, 100, 200)  # transitions after each of which the metric is fitted to the draws,
+METRIC_STEPS = 6  # of so many steps
 
 
 class Stage(NamedTuple):
@@ -35,7 +40,6 @@ class Stage(NamedTuple):
     step_size: float
     num_integration_steps: int
     inverse_mass: np.ndarray
-    boundary_step: float | None
     states: Any
     rates: np.ndarray  # acceptance of every chain over the second half
     draws: np.ndarray  # (transition, chain, coordinate)
@@ -47,7 +51,6 @@ class CHMCTuning(NamedTuple):
     step_size: float
     num_integration_steps: int
     inverse_mass: np.ndarray
-    boundary_step: float | None
     acceptance_rate: float
     positions: Position
     stuck: np.ndarray  # which chains do not move with these settings
@@ -59,22 +62,20 @@ class Windows:
     def __init__(self, key: Array, problem: Problem, kernel: CHMC, target: float) -> None:
         self.key, self.problem, self.kernel, self.target = key, problem, kernel, target
 
-    def run(self, number: int, stage: Stage, *, adapt: bool, **changes: Any) -> Stage:
+    def run(self, number: int, stage: Stage, *, adapt: bool, length: int = WINDOW, **changes: Any) -> Stage:
         """A window with the parameters of a stage, or with `changes` to them; adapting the step size, or not."""
         stage = stage._replace(**changes)
         positions = stage.states.position
         given = {
             "num_integration_steps": stage.num_integration_steps,
-            "inverse_mass": stage.inverse_mass,
-            "boundary_step": stage.boundary_step,
-        }
+        } | mass_parameters(stage.inverse_mass)
         parameters, _ = arguments_of(self.kernel, given, positions)
         pace: Any = pace_of(stage.step_size, positions, adapt=adapt, target=self.target)
         key, states = jax.random.fold_in(self.key, np.uint32(number)), stage.states
         capacity = capacity_of(self.problem, self.kernel, parameters, pace, key, states)
         draws, rates, done = [], [], 0
-        while done < WINDOW:
-            steps = min(capacity - 1, WINDOW - done)
+        while done < length:
+            steps = min(capacity - 1, length - done)
             counts = (np.uint32(done), np.int32(steps), np.int32(1), np.int32(1), None)
             arguments = (parameters, pace, key, states, *counts)
             states, rows, _, pace = run_chunk(self.problem, self.kernel, capacity, *arguments)
@@ -83,7 +84,7 @@ class Windows:
             rates.append(np.asarray(rows["stats"]["steering"])[:steps])
             done += steps
         step_size = float(np.exp(pace.average)) if adapt else stage.step_size
-        late = np.concatenate(rates)[WINDOW // 2 :].mean(axis=0, dtype=np.float64)
+        late = np.concatenate(rates)[length // 2 :].mean(axis=0, dtype=np.float64)
         return stage._replace(step_size=step_size, states=states, rates=late, draws=np.concatenate(draws))
 
 
@@ -96,17 +97,17 @@ def tune_chmc(
     target: float | None = None,
     trajectories: Sequence[int] = TRAJECTORIES,
 ) -> CHMCTuning:
-    """Step size, trajectory length and diagonal metric for an exact kernel, from all chains together.
+    """Step size, trajectory length and metric for an exact kernel, from all chains together.
 
-    The step size follows the pooled acceptance rate by dual averaging (pace.py) to `target`. The inverse mass is the pooled
-    variance of each coordinate. A chain that is stuck where the common step is too long (beside a boundary, far in a tail) gets
-    away by shorter steps of its own. It is never moved to another place: that may be another part of the set. Chains that do not
-    move with the final settings are named.
+    The step size follows the pooled acceptance rate by dual averaging (pace.py) to `target`. The metric is fitted to the draws of
+    all chains after windows of growing length (metric.py). A chain that is stuck where the common step is too long (beside a
+    boundary, far in a tail) gets away by shorter steps of its own. It is never moved elsewhere: that may be another part of
+    the set. Chains that do not move with the final settings are named.
     The number of steps is the one with the largest efficiency, (1 − ρ)/(1 + ρ) for the worst correlation ρ of successive draws
-    over all coordinates and their squares, per root of the cost (draws are what users count, gradients what they wait for). The
-    squares see what coordinates alone cannot: trajectories of half a period, which end opposite where they began for ever.
-    With inequalities a single step is tuned as well: where it comes out much shorter, the law has a layer along a boundary that
-    thin, and it becomes the `boundary_step`. One compilation, or two; a run with these settings needs no other.
+    over all coordinates, their principal components, and the squares of both, per root of the cost (draws are what users count,
+    gradients what they wait for). The squares see what coordinates alone cannot: trajectories of half a period, which end
+    opposite where they began for ever.
+    One compilation; a run with these settings needs no other.
 
     Args:
         key: random key.
@@ -121,9 +122,8 @@ def tune_chmc(
     if target is None:
         target = 0.8 if problem.inequality is None else 0.65
     windows = Windows(key, problem, kernel, target)
-    stage = _find_metric(windows, _begin(windows, positions))
-    if problem.inequality is not None and len(trajectories) > 1:
-        stage = _find_layer(windows, stage)
+    units = np.asarray(units_of(flat_points(positions), np), np.float64)
+    stage = _find_metric(windows, _begin(windows, positions, units), units)
     stage = _find_length(windows, stage, trajectories)
     stage = windows.run(20, stage, adapt=True)
     stage, stuck = _free_stuck(windows, windows.run(21, stage, adapt=False))
@@ -132,23 +132,19 @@ def tune_chmc(
         stage.step_size,
         stage.num_integration_steps,
         stage.inverse_mass,
-        stage.boundary_step,
         float(stage.rates[:num_chains].mean()),
         jax.tree.map(lambda leaf: leaf[:num_chains], stage.states.position),
         stuck[:num_chains],
     )
 
 
-def _begin(windows: Windows, positions: Position) -> Stage:
+def _begin(windows: Windows, positions: Position, units: np.ndarray) -> Stage:
     """A first step size with which chains move, in units of the positions where those differ much."""
-    points = flat_points(positions)
-    units = np.asarray(units_of(points, np), np.float64)
-    equal = bool(np.all(units == 1))
-    step_size = 0.1 * (first_length(windows.problem, positions) if equal else 1.0)
+    step_size = 0.1 * (first_length(windows.problem, positions) if np.all(units == 1) else 1.0)
     states = start(windows.kernel, positions)
-    states = with_companion(states) if len(points) == 1 else states
+    states = with_companion(states) if jax.tree.leaves(positions)[0].shape[0] == 1 else states
     none = np.zeros(0)
-    first = Stage(step_size, 3, units if equal else units**2, None, states, none, none)
+    first = Stage(step_size, 3, first_metric(units), states, none, none)
     # A step can be too short as well as too long: below the roundings of g no move is told from the next.
     begun = []
     for number, times in enumerate(BEGINNINGS):
@@ -158,33 +154,27 @@ def _begin(windows: Windows, positions: Position) -> Stage:
     return max(begun, key=lambda stage: float(stage.rates.mean()))
 
 
-def _find_metric(windows: Windows, stage: Stage) -> Stage:
-    """The diagonal metric, and a step size for it."""
-    first = stage.inverse_mass
-    stage = windows.run(1, stage, adapt=True, num_integration_steps=6)
-    stage = windows.run(2, stage, adapt=True)
-    late = stage.draws[WINDOW // 2 :].reshape(-1, first.size).astype(np.float64)
-    variance = np.var(late / np.sqrt(first), axis=0) * first
-    largest = np.max(variance / first)
-    mass = np.maximum(variance, LEAST_SHARE * largest * first) if largest > 0 else first
-    return windows.run(3, stage, adapt=True, inverse_mass=mass, step_size=0.5, num_integration_steps=4)
-
-
-def _find_layer(windows: Windows, stage: Stage) -> Stage:
-    """A single step that is accepted two times in three is about as long as a layer along a boundary is thick."""
-    alone = windows.run(30, stage, adapt=True, num_integration_steps=1)
-    thin = alone.step_size < 0.5 * stage.step_size
-    return stage._replace(states=alone.states, boundary_step=alone.step_size if thin else None)
+def _find_metric(windows: Windows, stage: Stage, units: np.ndarray) -> Stage:
+    """The metric, and a step size for it."""
+    stage = windows.run(1, stage, adapt=True, num_integration_steps=METRIC_STEPS)
+    for number, length in enumerate(METRIC_WINDOWS):
+        stage = windows.run(60 + number, stage, adapt=True, length=length)
+        late = stage.draws[length // 4 :]
+        metric = refit(windows.problem, stage.states.position, late, stage.inverse_mass, units)
+        stage = stage._replace(inverse_mass=metric, step_size=0.5)
+    return windows.run(3, stage, adapt=True)
 
 
 def _find_length(windows: Windows, stage: Stage, trajectories: Sequence[int]) -> Stage:
     """The number of steps with the largest efficiency per root of its cost."""
-    gains = []
+    best, most = 1, -1.0
     for number, steps in enumerate(trajectories):
-        stage = windows.run(4 + number, stage, adapt=False, num_integration_steps=steps)
-        gains.append(efficiency(stage.draws / np.sqrt(stage.inverse_mass)) / (steps + 0.5) ** 0.5)
-    steps = trajectories[int(np.argmax(gains))]
-    return stage._replace(num_integration_steps=steps, boundary_step=None if steps == 1 else stage.boundary_step)
+        if steps > BEYOND * best:
+            break
+        stage = windows.run(100 + number, stage, adapt=False, num_integration_steps=steps)
+        gain = efficiency(components(whiten(stage.inverse_mass, stage.draws))) / (steps + 0.5) ** 0.5
+        best, most = (steps, gain) if gain > most else (best, most)
+    return stage._replace(num_integration_steps=best)
 
 
 def _free_stuck(windows: Windows, stage: Stage) -> tuple[Stage, np.ndarray]:

@@ -22,7 +22,7 @@ from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, tune_chmc
 from ogradient.warmup.o_langevin import tune_o_langevin
 
 TUNED = ("chmc", "clangevin", "o_langevin")
-JITTER = 0.2  # of the step of a tuned chmc
+JITTER, LENGTH_JITTER = 0.2, 0.2  # of step and length of a tuned chmc
 LEAST_ACCEPTANCE = 0.2  # of a tuned chmc; below, its moves fail for reasons that tuning cannot mend
 
 
@@ -52,6 +52,7 @@ def tune(
     num_chains: int | None = None,
     spread: Any = None,
     tolerance: float | None = None,
+    target_accept: float | None = None,
     progress: bool = True,
 ) -> Tuned:
     """Find an algorithm and its settings once, to sample with often.
@@ -64,6 +65,7 @@ def tune(
         num_chains: as in `og.sample`.
         spread: as in `og.sample`.
         tolerance: the largest mean |g| that a tuned O-Langevin may have.
+        target_accept: acceptance rate that the step size of an exact sampler is tuned to; None is 0.8, or 0.65 with inequalities.
         progress: print what was chosen.
 
     Returns:
@@ -81,7 +83,8 @@ def tune(
     key = as_key(seed)
     starts = many_starts(key, initial_positions, num_chains, spread)
     positions = free_positions(problem, check_positions(problem, starts))
-    tuned = choose(problem.free, positions, key, algorithm, tolerance=tolerance, progress=progress)
+    limits = {"tolerance": tolerance, "target_accept": target_accept}
+    tuned = choose(problem.free, positions, key, algorithm, progress=progress, **limits)
     return tuned if problem.support is None else tuned._replace(positions=problem.support.to_user(tuned.positions))
 
 
@@ -92,14 +95,12 @@ def choose(
     name: str | None,
     *,
     tolerance: float | None,
+    target_accept: float | None = None,
     progress: bool,
 ) -> Tuned:
     """The algorithm with its settings, and where its chains start; positions are checked already."""
-    if not problem.constrained:
-        raise ValueError(
-            "the problem has no constraint, and og.sample tunes constrained samplers only: pass equality=... or inequality=... "
-            "to it, or algorithm=og.langevin(problem, step_size) to sample without."
-        )
+    if not problem.constrained and name == "o_langevin":
+        raise ValueError("o_langevin needs a constraint and the problem has none: leave out the name, for HMC.")
     if problem.stochastic:
         raise ValueError(
             "settings are found in warm-up only with all the data in every step; with minibatches give them: "
@@ -108,17 +109,23 @@ def choose(
         )
     if tolerance is not None:
         check_positive("tolerance", tolerance)
+    if target_accept is not None:
+        check_positive("target_accept", target_accept)
+        if not target_accept < 1 or name == "o_langevin":
+            raise ValueError(
+                f"target_accept must lie below 1, and is for samplers that accept and reject; got {target_accept!r}."
+            )
     positions = bring_inside(problem, positions)
-    check_start(problem, positions, {}, constrained=True)
+    check_start(problem, positions, {}, constrained=problem.constrained)
     key = random.fold_in(key, np.uint32(2**32 - 1))
     reason = "asked for"
     if name != "o_langevin":
         landed = land_starts(problem, positions)
         single = name == "clangevin"
-        kernel = CHMC(single=True) if single else CHMC(jitter=JITTER)
+        kernel = CHMC(single=True) if single else CHMC(jitter=JITTER, length_jitter=LENGTH_JITTER)
         trajectories = (1,) if single else TRAJECTORIES
-        tuned = tune_chmc(key, problem, landed, kernel=kernel, trajectories=trajectories)
-        if name is not None or tuned.acceptance_rate > LEAST_ACCEPTANCE:
+        tuned = tune_chmc(key, problem, landed, kernel=kernel, target=target_accept, trajectories=trajectories)
+        if name is not None or tuned.acceptance_rate > LEAST_ACCEPTANCE or not problem.constrained:
             _warn_stuck(tuned)
             return _exact(problem, tuned, single=single, progress=progress)
         reason = f"chmc accepts only {tuned.acceptance_rate:.2f} of its moves here"
@@ -140,19 +147,19 @@ def choose(
 def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool) -> Tuned:
     """The exact sampler with the settings that were found."""
     step_size, mass, accepted = tuned.step_size, tuned.inverse_mass, f"acceptance {tuned.acceptance_rate:.2f}"
+    kind = "diagonal" if mass.ndim == 1 else "dense"
     if single:
-        _say(f"clangevin: step_size={step_size:.3g}, diagonal metric, {accepted}", progress)
+        _say(f"clangevin: step_size={step_size:.3g}, {kind} metric, {accepted}", progress)
         algorithm = clangevin(problem, step_size, inverse_mass=mass)
     else:
-        steps, short = tuned.num_integration_steps, tuned.boundary_step
+        steps = tuned.num_integration_steps
         _say(
-            f"chmc, exact on the set: step_size={step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}, "
-            + ("" if short is None else f"boundary_step={short:.3g}, ")
-            + f"diagonal metric, {accepted}",
+            f"chmc, {'exact on the set' if problem.constrained else 'HMC without a constraint'}: step_size={step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}, "
+            + f"{kind} metric, {accepted}",
             progress,
         )
-        settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass, "jitter": JITTER}
-        algorithm = chmc(problem, step_size, boundary_step=short, **settings)
+        settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass}
+        algorithm = chmc(problem, step_size, jitter=JITTER, length_jitter=LENGTH_JITTER, **settings)
     found = {
         "step_size": step_size,
         "acceptance_rate": tuned.acceptance_rate,

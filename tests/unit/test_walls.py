@@ -1,0 +1,96 @@
+"""Bounces: every leg is its own reverse, keeps the volume of phase space up to ℓ, and never leaves h ≤ 0."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ogradient as og
+from ogradient.geometry import project
+from ogradient.samplers.rattle import Point, potential_of
+from ogradient.samplers.solver import reach
+from ogradient.samplers.walls import Walls, _root_left, _upward_root, trajectory_inside
+
+D = 4
+nothing = lambda x: jnp.zeros((0,), x.dtype)
+sphere = lambda x: jnp.sum(x**2)[None] - 1
+DENSE = np.linalg.cholesky(np.eye(D) + 0.3)
+CASES = {  # g, h, R, step size, whether ℓ is 0: where paths are straight, whatever the walls
+    "orthant": (nothing, lambda x: -x, np.ones(D), 0.8, True),
+    "orthant of a sphere": (sphere, lambda x: -x, np.ones(D), 0.4, False),
+    "orthant of a sphere, dense": (sphere, lambda x: -x, DENSE, 0.4, False),
+    "curved walls, dense": (nothing, lambda x: jnp.stack([jnp.sum(x**2) - 1.2, x[0] ** 2 - x[1]]), DENSE, 0.5, True),
+}
+
+
+def moves(name, num_steps=3):
+    """Start, end, status, ℓ and bounces of a trajectory for a key, and the same from the end; and the start's neighbours."""
+    constraint, bounds, root, step_size, _ = CASES[name]
+    root, epsilon = jnp.asarray(root), jnp.asarray(step_size)
+    m = constraint(jnp.ones(D)).size
+    potential = potential_of(
+        lambda x: 0.5 * jnp.sum(jnp.sin(2 * x)), constraint, root, measure="conditional", curved=True
+    )
+    walls = Walls(constraint, bounds, root, "newton")
+    run = lambda point: trajectory_inside(walls, potential, point, epsilon, jnp.int32(num_steps))
+
+    def point(x, p):
+        value, gradient, place = potential(x)
+        return Point(x, project(place.frame, p), value, -gradient, place.jacobian, place.frame)
+
+    def basis(frame):
+        return jnp.linalg.svd(frame.jacobian)[2][m:] if m else jnp.eye(D)
+
+    def there_and_back(key):
+        x = jnp.abs(jax.random.normal(key, (D,))) + jnp.array([0.0, 0.5, 0.0, 0.0])
+        start = point(x / jnp.linalg.norm(x), jax.random.normal(jax.random.fold_in(key, 1), (D,)))
+        end, *there = run(start)
+        back, *again = run(end._replace(p=-end.p))
+
+        def flow(shift):
+            """From a neighbour of the start in coordinates of its tangent space, to where it ends, likewise."""
+            along, kick = shift[: D - m] @ basis(start.frame), shift[D - m :] @ basis(start.frame)
+            other, *_ = run(point(reach(constraint, root, start.place, along, "newton").x, start.p + kick))
+            inverse = jnp.linalg.inv(root) if root.ndim == 2 else jnp.diag(1 / root)
+            ends = basis(end.frame)
+            return jnp.concatenate([ends @ (inverse @ (other.x - end.x)), ends @ (other.p - end.p)])
+
+        size = 1e-6 * jnp.eye(2 * (D - m))
+        slopes = (jax.vmap(flow)(size) - jax.vmap(flow)(-size)) / 2e-6
+        return start, end, back, there, again, jnp.linalg.slogdet(slopes)[1]
+
+    return jax.jit(jax.vmap(there_and_back))(jax.random.split(jax.random.key(0), 40))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trajectories_that_bounce_are_reversible_and_keep_volume(name, x64):
+    constraint, bounds, _, _, flat = CASES[name]
+    start, end, back, (status, _, volume, bounces), (status_back, _, volume_back, _), measured = moves(name)
+    fine = np.asarray(status) == og.Status.OK
+    assert fine.mean() > 0.7
+    np.testing.assert_array_equal(status_back[fine], og.Status.OK)
+    assert np.mean(np.asarray(bounces)[fine] > 0) > 0.5
+    assert float(jnp.max(jax.vmap(bounds)(end.x)[fine])) < 1e-12
+    assert np.abs(jax.vmap(constraint)(end.x)[fine]).max(initial=0) < 1e-13
+    np.testing.assert_allclose(back.x[fine], start.x[fine], atol=1e-9)
+    np.testing.assert_allclose(back.p[fine], -start.p[fine], atol=1e-9)
+    np.testing.assert_allclose(volume[fine], -volume_back[fine], atol=1e-9)
+    # A neighbour that meets another wall has no derivative here: few do.
+    errors = np.abs(np.asarray(measured - volume)[fine])
+    assert np.median(errors) < 1e-7
+    assert np.mean(errors < 1e-5) > 0.9
+    assert np.abs(volume[fine]).max() < 1e-12 if flat else np.abs(volume[fine]).max() > 0.1
+
+
+def test_roots_of_the_quadratic():
+    h, slope, bend = (
+        jnp.array(v) for v in ([-1.0, -1, -1, -1, 0, -1], [1.0, -1, 1, 1, 1, 0], [0.0, 2, -4, -0.5, 0, 2])
+    )
+    expected = [1.0, (1 + 5**0.5) / 2, np.inf, None, 0.0, 1.0]
+    found = np.asarray(_upward_root(h, slope, bend))
+    for value, wanted in zip(found, expected, strict=True):
+        if wanted is None:
+            assert -1 + value - 0.25 * value**2 == pytest.approx(0, abs=1e-6)
+        else:
+            assert value == pytest.approx(wanted)
+    np.testing.assert_allclose(_root_left(jnp.array([-1.0, -1.0, 1.0]), jnp.array([2.0, -1.0, 0.0])), [1, np.inf, 0])
