@@ -35,8 +35,9 @@ class Local(NamedTuple):
 def evaluate(logdensity: Callable[[Array], Array], constraint: ConstraintFn, x: Array) -> Local:
     """Log π, ∇log π, g and J at x: one forward pass, one backward pass for log π and one for each row of g.
 
-    All samplers near a constraint come through here; those on it have `rattle.potential_of`, which knows their mass. Where log π and g call one function, such as the user's `joint_fn`, the
-    compiler finds their forward passes equal and computes one.
+    All samplers near a constraint come through here; those on it have `rattle.potential_of`, which knows their mass. Where
+    log π and g call one function, such as the user's `joint_fn`, the compiler finds their forward passes equal and
+    computes one.
     """
     value, score = jax.value_and_grad(logdensity)(x)
     return Local(value, score, frame_at(constraint, x))

@@ -153,11 +153,9 @@ def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool)
         algorithm = clangevin(problem, step_size, inverse_mass=mass)
     else:
         steps = tuned.num_integration_steps
-        _say(
-            f"chmc, {'exact on the set' if problem.constrained else 'HMC without a constraint'}: step_size={step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}, "
-            + f"{kind} metric, {accepted}",
-            progress,
-        )
+        where = "exact on the set" if problem.constrained else "HMC without a constraint"
+        numbers = f"step_size={step_size:.3g}, num_integration_steps={steps}, jitter={JITTER}"
+        _say(f"chmc, {where}: {numbers}, {kind} metric, {accepted}", progress)
         settings: dict[str, Any] = {"num_integration_steps": steps, "inverse_mass": mass}
         algorithm = chmc(problem, step_size, jitter=JITTER, length_jitter=LENGTH_JITTER, **settings)
     found = {
