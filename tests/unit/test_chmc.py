@@ -119,8 +119,11 @@ def test_draws_are_on_the_set_to_a_few_roundings(x64):
         assert x[..., 1].std() > 0.5
 
 
+ELLIPSE = og.problems.ellipse()
+
+
 def test_failed_moves_are_counted_and_rejected():
-    known = og.problems.ellipse()
+    known = ELLIPSE
     starts = known.start_on(jax.random.key(0), 16)
     algorithm = og.chmc(
         known.problem, 3.0, num_integration_steps=2
@@ -134,8 +137,8 @@ def test_failed_moves_are_counted_and_rejected():
 
 
 def test_a_chain_that_never_moves_is_told():
-    known = og.problems.ellipse()
-    algorithm, starts = og.chmc(known.problem, 1e4, num_integration_steps=1), known.start_on(jax.random.key(0), 2)
+    known = ELLIPSE
+    algorithm, starts = og.chmc(known.problem, 1e4, num_integration_steps=1), known.start_on(jax.random.key(0), 16)
     never_moved = pytest.warns(og.ConstraintWarning, match="never moved: every move was rejected")
     with pytest.warns(og.ConstraintWarning, match="never meet"), never_moved:
         og.sample(0, known.problem, starts, algorithm=algorithm, num_samples=100, progress=False)
@@ -192,7 +195,7 @@ def test_warm_up_follows_the_target():
 
 
 def test_bad_mass_and_missing_constraint():
-    known = og.problems.ellipse()
+    known = ELLIPSE
     wrong, starts = og.chmc(known.problem, 0.1, inverse_mass=jnp.ones(3)), known.start_on(jax.random.key(0), 2)
     with pytest.raises(ValueError, match=r"one entry per coordinate \(2\); got 3"):
         og.sample(0, known.problem, starts, algorithm=wrong)
