@@ -106,7 +106,7 @@ def tune_chmc(
     The number of steps is the one with the largest efficiency, (1 − ρ)/(1 + ρ) for the worst correlation ρ of successive draws
     over all coordinates, their principal components, and the squares of both, per root of the cost (draws are what users count,
     gradients what they wait for). The squares see what coordinates alone cannot: trajectories of half a period, which end
-    opposite where they began for ever.
+    opposite where they began for ever. The same number decides between the metric with its correlations and without.
     One compilation; a run with these settings needs no other.
 
     Args:
@@ -124,7 +124,7 @@ def tune_chmc(
     windows = Windows(key, problem, kernel, target)
     units = np.asarray(units_of(flat_points(positions), np), np.float64)
     stage = _find_metric(windows, _begin(windows, positions, units), units)
-    stage = _find_length(windows, stage, trajectories)
+    stage = _dense_or_not(windows, stage, trajectories)
     stage = windows.run(20, stage, adapt=True)
     stage, stuck = _free_stuck(windows, windows.run(21, stage, adapt=False))
     num_chains = jax.tree.leaves(positions)[0].shape[0]
@@ -165,16 +165,38 @@ def _find_metric(windows: Windows, stage: Stage, units: np.ndarray) -> Stage:
     return windows.run(3, stage, adapt=True)
 
 
-def _find_length(windows: Windows, stage: Stage, trajectories: Sequence[int]) -> Stage:
-    """The number of steps with the largest efficiency per root of its cost."""
-    best, most = 1, -1.0
+def _find_length(
+    windows: Windows, stage: Stage, trajectories: Sequence[int], common: np.ndarray, *, first: int, least: float = 0.0
+) -> tuple[Stage, float]:
+    """The number of steps with the largest efficiency per root of its cost, and that; 0 where it cannot be more than `least`.
+
+    Draws are judged in the coordinates of the `common` metric. No efficiency is above 1, which bounds what is worth a try.
+    """
+    best, most = 1, 0.0
     for number, steps in enumerate(trajectories):
-        if steps > BEYOND * best:
+        if steps > BEYOND * best or (steps + 0.5) ** -0.5 < max(least, most):
             break
-        stage = windows.run(100 + number, stage, adapt=False, num_integration_steps=steps)
-        gain = efficiency(components(whiten(stage.inverse_mass, stage.draws))) / (steps + 0.5) ** 0.5
+        stage = windows.run(first + number, stage, adapt=False, num_integration_steps=steps)
+        gain = efficiency(components(whiten(common, stage.draws))) / (steps + 0.5) ** 0.5
         best, most = (steps, gain) if gain > most else (best, most)
-    return stage._replace(num_integration_steps=best)
+    return stage._replace(num_integration_steps=best), most
+
+
+def _dense_or_not(windows: Windows, dense: Stage, trajectories: Sequence[int]) -> Stage:
+    """The metric and length that are more efficient: with the correlations, or without.
+
+    Where a set or a law bends much, the directions of the whole of it are not those of its parts. A diagonal is run as a matrix,
+    so that nothing is compiled for it.
+    """
+    common = dense.inverse_mass
+    dense, most = _find_length(windows, dense, trajectories, common, first=100)
+    if common.ndim == 1:
+        return dense
+    variances = np.diag(np.diagonal(common))
+    plain = dense._replace(inverse_mass=variances, step_size=0.5, num_integration_steps=METRIC_STEPS)
+    plain = windows.run(4, plain, adapt=True)
+    plain, gain = _find_length(windows, plain, trajectories, common, first=200, least=most)
+    return plain if gain > most else dense._replace(states=plain.states)
 
 
 def _free_stuck(windows: Windows, stage: Stage) -> tuple[Stage, np.ndarray]:

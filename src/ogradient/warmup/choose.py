@@ -147,7 +147,7 @@ def choose(
 def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool) -> Tuned:
     """The exact sampler with the settings that were found."""
     step_size, mass, accepted = tuned.step_size, tuned.inverse_mass, f"acceptance {tuned.acceptance_rate:.2f}"
-    kind = "diagonal" if mass.ndim == 1 else "dense"
+    kind = "diagonal" if mass.ndim == 1 or np.count_nonzero(mass) == len(mass) else "dense"
     if single:
         _say(f"clangevin: step_size={step_size:.3g}, {kind} metric, {accepted}", progress)
         algorithm = clangevin(problem, step_size, inverse_mass=mass)
