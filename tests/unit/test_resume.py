@@ -145,3 +145,8 @@ def test_a_fingerprint_is_of_what_is_computed_not_of_how_it_is_written():
     assert fingerprint(closed()) != before
     assert fingerprint(functools.partial(plain, 1)) != fingerprint(functools.partial(plain, 2))
     assert fingerprint([plain, helper]) != fingerprint([helper, plain])
+    calls = []
+    counted = lambda x: (calls.append(1), x)[1]
+    before = fingerprint(counted)
+    counted(0)
+    assert fingerprint(counted) == before

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+_PLAIN = str | bytes | int | float | complex | None
+
 
 def fingerprint(function: Any) -> str:
     """Eight digits of a function's code, of the values it closes over, and of functions of its own module that it calls.
@@ -44,12 +46,14 @@ def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
                 yield from _parts(called, seen)
     elif isinstance(value, types.MethodType):
         yield from _parts((value.__func__, value.__self__), seen)
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, tuple):
         for item in value:
             yield from _parts(item, seen)
-    elif isinstance(value, dict):
-        yield from _parts(sorted(value.items(), key=repr), seen)
-    elif isinstance(value, str | bytes | int | float | complex | None):
+    elif isinstance(value, list | dict):
+        # Numbers in them change as a program runs (a count of calls, say); arrays and functions are what it computes with.
+        items = value if isinstance(value, list) else [value[key] for key in sorted(value, key=repr)]
+        yield from _parts(tuple(item for item in items if not isinstance(item, _PLAIN)), seen)
+    elif isinstance(value, _PLAIN):
         yield repr(value).encode()
     elif hasattr(value, "__array__") and hasattr(value, "dtype"):
         array = np.ascontiguousarray(value)
