@@ -71,6 +71,7 @@ def test_a_simplex():
     check(trace, [(lambda w: w[0] + w[1], 2.5 / total, 0.02), (lambda w: w[2], 0.8 / total, 0.02)])
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_a_correlation_matrix():
     """LKJ(2) of 3 × 3, given that two correlations are opposite: the third has the mean of a density in two numbers."""

@@ -194,13 +194,14 @@ def test_warm_up_follows_the_target():
         og.sample(0, known.problem, starts, algorithm=og.chmc(known.problem, 0.1), target_accept=0.9)
 
 
-def test_bad_mass_and_missing_constraint():
+def test_bad_mass():
     known = ELLIPSE
     wrong, starts = og.chmc(known.problem, 0.1, inverse_mass=jnp.ones(3)), known.start_on(jax.random.key(0), 2)
     with pytest.raises(ValueError, match=r"one entry per coordinate \(2\); got 3"):
         og.sample(0, known.problem, starts, algorithm=wrong)
-    with pytest.raises(ValueError, match="clangevin needs a constraint"):
-        og.clangevin(og.Problem(lambda x: 0.0), 0.1)
+    for bad in (np.array([[1.0, 2.0], [2.0, 1.0]]), np.array([1.0, -1.0]), np.array([1.0, np.nan])):
+        with pytest.raises(ValueError, match="inverse_mass .*must be"):
+            og.sample(0, known.problem, starts, algorithm=og.chmc(known.problem, 0.1, inverse_mass=bad))
 
 
 def two_circles():
