@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ogradient.precision import full_precision
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 
@@ -45,7 +46,12 @@ def _over_draws(function: Callable[[Problem, Position], Any], problem: Problem, 
 
 
 def over_particles(function: Callable, arguments: Any, block_size: int | None) -> Any:
-    """Map over particles: all at once, or in blocks so that memory is O(n · block)."""
+    """Map over particles: all at once, or in blocks so that memory is O(n · block); in full precision."""
+    with full_precision():
+        return _over_particles(function, arguments, block_size)
+
+
+def _over_particles(function: Callable, arguments: Any, block_size: int | None) -> Any:
     leaves, structure = jax.tree.flatten(arguments)
     if block_size is None or block_size >= leaves[0].shape[0]:
         return jax.vmap(function)(arguments)

@@ -11,7 +11,7 @@ import ogradient
 
 PACKAGE = Path(ogradient.__file__).parent
 ORDER = [
-    {"_version", "status", "keys", "interrupts", "pace", "extras", "compilation"},
+    {"_version", "status", "keys", "interrupts", "pace", "precision", "extras", "compilation"},
     {"storage"},
     {"problem"},
     {"mapping", "stein"},

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from ogradient.precision import full_precision
 from ogradient.problem.data import Data
 from ogradient.problem.functions import Position, as_functions, calling, checked, dtype_of, same_key, stack
 from ogradient.problem.support import Coordinates, in_free_coordinates
@@ -145,7 +146,8 @@ class Problem:
     def logdensity(self, position: Position) -> Array:
         """Log π at one position, as a scalar of the position's dtype."""
         logdensity: Any = self.logdensity_fn if self.data is None else self.data.logdensity
-        return jnp.asarray(logdensity(position), dtype_of(position))
+        with full_precision():
+            return jnp.asarray(logdensity(position), dtype_of(position))
 
     def equality_value(self, position: Position) -> Array:
         """All equality functions at one position, flattened to shape (m,)."""
@@ -160,9 +162,10 @@ class Problem:
         return {kind: self._values(kind, position) for kind in KINDS if getattr(self, kind) is not None}
 
     def _values(self, kind: str, position: Position) -> Array:
-        if self.data is not None:
-            return self.data.constraint(kind, position)
-        return stack([function(position) for function in as_functions(kind, getattr(self, kind))], position)
+        with full_precision():
+            if self.data is not None:
+                return self.data.constraint(kind, position)
+            return stack([function(position) for function in as_functions(kind, getattr(self, kind))], position)
 
     def flatten(self, position: Position) -> tuple[Array, Callable[[Array], Array], Callable[[Array], Array], Callable]:
         """The problem in flat coordinates: x of shape (d,), log density and g as functions of x, and the way back."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ogradient.precision import full_precision
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position, hashable
 from ogradient.status import Status
@@ -76,7 +77,8 @@ class BoundStep:
 
     def __call__(self, rng_key: Array | None, state: Any) -> tuple[Any, Any]:
         """One transition."""
-        return self.kernel.step(rng_key, state, self.problem, self.parameters)  # type: ignore[arg-type]
+        with full_precision():
+            return self.kernel.step(rng_key, state, self.problem, self.parameters)  # type: ignore[arg-type]
 
     def init(self, position: Position, rng_key: Array | None = None) -> Any:
         """The state at a position."""

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from ogradient.geometry import frame_at, random_signs, row_lengths, steer, value_and_jacobian
 from ogradient.geometry.land import land
+from ogradient.precision import full_precision
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position, first_of, shapes_of
 from ogradient.status import Status, warn
@@ -77,6 +78,11 @@ def check_start(
 
 @partial(jax.jit, static_argnums=2)
 def _inspect_all(problem: Problem, positions: Position, constrained: bool) -> dict[str, Array]:
+    with full_precision():
+        return _inspect_each(problem, positions, constrained)
+
+
+def _inspect_each(problem: Problem, positions: Position, constrained: bool) -> dict[str, Array]:
     if problem.data is None:
         return jax.vmap(lambda position: _inspect(problem, position, constrained))(positions)
     # On one batch, where there are batches. One chain at a time, since data take memory.

@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from ogradient.geometry import frame_at, landing
 from ogradient.geometry.land import land
+from ogradient.precision import full_precision
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position, dtype_of
 from ogradient.samplers.o_langevin import OLangevin
@@ -113,7 +114,8 @@ def _window(
     """Steps of all chains: where they end, the worse of the two numbers, and the largest mean |g| of a row."""
     keys = jax.random.split(key, jax.tree.leaves(positions)[0].shape[0])
     chains = jax.vmap(partial(_trial, problem, length), (0, 0, None))
-    positions, (residual, change, moved, value, reflected) = chains(keys, positions, eta)
+    with full_precision():
+        positions, (residual, change, moved, value, reflected) = chains(keys, positions, eta)
     bend = jnp.sqrt(jnp.maximum(jnp.sum(residual), 4 * jnp.sum(change)) / jnp.sum(moved))
     bend = jnp.maximum(bend, LINEAR / REFLECTED * jnp.mean(reflected, dtype=bend.dtype))
     return positions, bend, jnp.max(jnp.mean(value, axis=(0, 1)), initial=0.0)
