@@ -32,21 +32,20 @@ def sample_in_free_coordinates(
         # An algorithm from elsewhere knows nothing of free coordinates.
         plain = replace(problem, support=None)
         return sample(seed, plain, positions, algorithm=algorithm, resume=resume, component_fn=component_fn, **options)
-    if resume is not None:
-        resume = _resumed(resume, problem)
+    inside = None if resume is None else _resumed(resume, problem)
     if positions is not None:
         ensemble = hasattr(algorithm, "step") and kernel_of(algorithm).ensemble
         positions = free_positions(problem, check_positions(problem, positions, ensemble=ensemble))
     component_fn = move(component_fn, problem.support)
     try:
         trace = sample(
-            seed, problem.free, positions, algorithm=algorithm, resume=resume, component_fn=component_fn, **options
+            seed, problem.free, positions, algorithm=algorithm, resume=inside, component_fn=component_fn, **options
         )
     except (SamplingError, Warning) as error:
-        if isinstance(inside := getattr(error, "trace", None), Trace):
-            error.trace = in_users_coordinates(inside, problem)  # type: ignore[union-attr]
+        if isinstance(found := getattr(error, "trace", None), Trace):
+            error.trace = in_users_coordinates(found, problem, resume)  # type: ignore[union-attr]
         raise
-    return in_users_coordinates(trace, problem)
+    return in_users_coordinates(trace, problem, resume)
 
 
 def _resumed(resume: Trace, problem: Problem) -> Trace:
