@@ -24,10 +24,10 @@ from ogradient.samplers.base import Kernel
 from ogradient.status import Status
 
 MOST_STEPS = 2**31 - 1  # of one chunk: devices count with 32 bits
-CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device,
-IN_PLACE_BYTES = 2**26  # states from this size on have no second copy
+CHUNK_BYTES = 32 * 2**20  # draws of one chunk that stay on the device
 # And how many at most. It does not follow num_samples, so that runs of any length share a compilation.
 CHUNK_ROWS = 4096
+IN_PLACE_BYTES = 2**26  # states from this size on have no second copy
 
 
 @partial(jax.jit, static_argnums=0)
