@@ -15,7 +15,9 @@ D = 4
 nothing = lambda x: jnp.zeros((0,), x.dtype)
 sphere = lambda x: jnp.sum(x**2)[None] - 1
 DENSE = np.linalg.cholesky(np.eye(D) + 0.3)
+simplex = lambda x: jnp.sum(x)[None] - 2
 CASES = {  # g, h, R, step size, whether ℓ is 0: where paths are straight, whatever the walls
+    "simplex, dense": (simplex, lambda x: jnp.concatenate([-x, x - 1.7]), DENSE, 0.8, True),
     "orthant": (nothing, lambda x: -x, np.ones(D), 0.8, True),
     "orthant of a sphere": (sphere, lambda x: -x, np.ones(D), 0.4, False),
     "orthant of a sphere, dense": (sphere, lambda x: -x, DENSE, 0.4, False),
@@ -23,7 +25,7 @@ CASES = {  # g, h, R, step size, whether ℓ is 0: where paths are straight, wha
 }
 
 
-def moves(name, num_steps=3):
+def moves(name, num_steps=3, straight=False):
     """Start, end, status, ℓ and bounces of a trajectory for a key, and the same from the end; and the start's neighbours."""
     constraint, bounds, root, step_size, _ = CASES[name]
     root, epsilon = jnp.asarray(root), jnp.asarray(step_size)
@@ -31,8 +33,9 @@ def moves(name, num_steps=3):
     potential = potential_of(
         lambda x: 0.5 * jnp.sum(jnp.sin(2 * x)), constraint, root, measure="conditional", curved=True
     )
-    walls = Walls(constraint, bounds, root, "newton")
-    run = lambda point: trajectory_inside(walls, potential, point, epsilon, jnp.int32(num_steps))
+    walls = Walls(constraint, bounds, root, "newton", straight)
+    # One compilation for all: batches of one size.
+    run = jax.jit(jax.vmap(lambda point: trajectory_inside(walls, potential, point, epsilon, jnp.int32(num_steps))))
 
     def point(x, p):
         value, gradient, place = potential(x)
@@ -41,34 +44,42 @@ def moves(name, num_steps=3):
     def basis(frame):
         return jnp.linalg.svd(frame.jacobian)[2][m:] if m else jnp.eye(D)
 
-    def there_and_back(key):
+    def begin(key):
         x = jnp.abs(jax.random.normal(key, (D,))) + jnp.array([0.0, 0.5, 0.0, 0.0])
-        start = point(x / jnp.linalg.norm(x), jax.random.normal(jax.random.fold_in(key, 1), (D,)))
-        end, *there = run(start)
-        back, *again = run(end._replace(p=-end.p))
+        x = x * 2 / jnp.sum(x) if name.startswith("simplex") else x / jnp.linalg.norm(x)
+        return point(x, jax.random.normal(jax.random.fold_in(key, 1), (D,)))
 
-        def flow(shift):
-            """From a neighbour of the start in coordinates of its tangent space, to where it ends, likewise."""
-            along, kick = shift[: D - m] @ basis(start.frame), shift[D - m :] @ basis(start.frame)
-            other, *_ = run(point(reach(constraint, root, start.place, along, "newton").x, start.p + kick))
-            inverse = jnp.linalg.inv(root) if root.ndim == 2 else jnp.diag(1 / root)
-            ends = basis(end.frame)
-            return jnp.concatenate([ends @ (inverse @ (other.x - end.x)), ends @ (other.p - end.p)])
+    def beside(start, shift):
+        """A neighbour of a start, by a shift in coordinates of its tangent space."""
+        along, kick = shift[: D - m] @ basis(start.frame), shift[D - m :] @ basis(start.frame)
+        return point(reach(constraint, root, start.place, along, "newton").x, start.p + kick)
 
-        size = 1e-6 * jnp.eye(2 * (D - m))
-        slopes = (jax.vmap(flow)(size) - jax.vmap(flow)(-size)) / 2e-6
-        return start, end, back, there, again, jnp.linalg.slogdet(slopes)[1]
+    def seen(end, other):
+        """Where a neighbour ends, in coordinates of the tangent space of the end."""
+        inverse = jnp.linalg.inv(root) if root.ndim == 2 else jnp.diag(1 / root)
+        ends = basis(end.frame)
+        return jnp.concatenate([ends @ (inverse @ (other.x - end.x)), ends @ (other.p - end.p)])
 
-    return jax.jit(jax.vmap(there_and_back))(jax.random.split(jax.random.key(0), 40))
+    start = jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(0), 40))
+    end, *there = run(start)
+    back, *again = run(end._replace(p=-end.p))
+    beside, seen = jax.jit(jax.vmap(beside, (0, None))), jax.jit(jax.vmap(seen))
+    ends = [seen(end, run(beside(start, shift))[0]) for one in 1e-6 * np.eye(2 * (D - m)) for shift in (one, -one)]
+    slopes = np.stack([(plus - minus) / 2e-6 for plus, minus in zip(ends[::2], ends[1::2], strict=True)], axis=1)
+    return start, end, back, there, again, np.linalg.slogdet(slopes)[1]
 
 
-SLOW = {"orthant of a sphere"}  # its twin with a dense metric stays in the gate
+WAYS = [("simplex, dense", True), ("orthant of a sphere, dense", False), ("curved walls, dense", False)]
+SLOW_WAYS = [("orthant", True), ("orthant", False), ("simplex, dense", False), ("orthant of a sphere", False)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES])
-def test_trajectories_that_bounce_are_reversible_and_keep_volume(name, x64):
+@pytest.mark.parametrize(
+    ("name", "straight"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in SLOW_WAYS)]
+)
+def test_trajectories_that_bounce_are_reversible_and_keep_volume(name, straight, x64):
     constraint, bounds, _, _, flat = CASES[name]
-    start, end, back, (status, _, volume, bounces), (status_back, _, volume_back, _), measured = moves(name)
+    moved = moves(name, straight=straight)
+    start, end, back, (status, _, volume, bounces), (status_back, _, volume_back, _), measured = moved
     fine = np.asarray(status) == og.Status.OK
     assert fine.mean() > 0.7
     np.testing.assert_array_equal(status_back[fine], og.Status.OK)
@@ -83,6 +94,31 @@ def test_trajectories_that_bounce_are_reversible_and_keep_volume(name, x64):
     assert np.median(errors) < 1e-7
     assert np.mean(errors < 1e-5) > 0.9
     assert np.abs(volume[fine]).max() < 1e-12 if flat else np.abs(volume[fine]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["simplex, dense", "orthant"])
+def test_straight_legs_are_those_that_a_search_finds(name, x64):
+    constraint, bounds, root, step_size, _ = CASES[name]
+    root = jnp.asarray(root)
+    potential = potential_of(lambda x: 0.0 * jnp.sum(x), constraint, root, measure="conditional", curved=False)
+
+    def both(key):
+        x = jnp.abs(jax.random.normal(key, (D,)))
+        value, gradient, place = potential(x * 2 / jnp.sum(x))
+        p = project(place.frame, jax.random.normal(jax.random.fold_in(key, 1), (D,)))
+        start = Point(place.x, p, value, -gradient, place.jacobian, place.frame)
+        ways = (Walls(constraint, bounds, root, "newton", straight) for straight in (True, False))
+        return [trajectory_inside(walls, potential, start, jnp.asarray(5 * step_size), 1) for walls in ways]
+
+    straight, searched = jax.jit(jax.vmap(both))(jax.random.split(jax.random.key(1), 200))
+    np.testing.assert_array_equal(straight[1], og.Status.OK)
+    # A start outside, or a corner, is all that they may see differently.
+    fine = np.asarray(searched[1]) == og.Status.OK
+    assert fine.mean() > 0.9
+    assert np.asarray(straight[4])[fine].mean() > 1
+    np.testing.assert_array_equal(straight[4][fine], searched[4][fine])
+    np.testing.assert_allclose(straight[0].x[fine], searched[0].x[fine], atol=1e-9)
+    np.testing.assert_allclose(straight[0].p[fine], searched[0].p[fine], atol=1e-9)
 
 
 def test_roots_of_the_quadratic():

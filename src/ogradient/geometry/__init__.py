@@ -14,6 +14,7 @@ Everything here is a pure function of flat coordinates x of shape (d,) and a con
 [-0.75, 0.0]
 """
 
+from ogradient.geometry.affine import is_affine
 from ogradient.geometry.correction import (
     Correction,
     correction,
@@ -54,6 +55,7 @@ __all__ = [
     "factor",
     "frame_at",
     "half_log_det_gradient",
+    "is_affine",
     "landing",
     "project",
     "psi",

@@ -29,7 +29,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from ogradient.geometry import ConstraintFn, project
+from ogradient.geometry import ConstraintFn, is_affine, project
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
@@ -132,8 +132,10 @@ class CHMC:
         """One trajectory with fresh momentum (mixed with `momentum`), accepted or not."""
         equality: ConstraintFn = lambda x: problem.equality_value(unravel(x))
         bounds: ConstraintFn = lambda x: problem.inequality_value(unravel(x))
-        # The Gram factor is constant on the set in the Hausdorff measure with a multiple of the identity as mass.
-        curved = problem.measure == "conditional" or not uniform
+        flat = is_affine(equality, x)
+        # The Gram factor is constant on a flat set, and in the Hausdorff measure with a multiple of the identity as mass.
+        curved = not flat and (problem.measure == "conditional" or not uniform)
+        projection = "chord" if flat else self.projection
         logdensity = lambda x: problem.logdensity(unravel(x))
         potential = potential_of(logdensity, equality, root, measure=problem.measure, curved=curved)
 
@@ -145,9 +147,10 @@ class CHMC:
         start = Point(x, project(place.frame, p), value, -gradient, place.jacobian, place.frame)
         volume, crowded = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
         if problem.inequality is None:
-            end, status, iterations = trajectory(equality, potential, root, start, epsilon, num_steps, self.projection)
+            steps = (epsilon, num_steps, projection)
+            end, status, iterations = trajectory(equality, potential, root, start, *steps, flat=flat)
         else:
-            walls = Walls(equality, bounds, root, self.projection)
+            walls = Walls(equality, bounds, root, projection, flat and is_affine(bounds, x))
             end, status, iterations, volume, bounces = trajectory_inside(walls, potential, start, epsilon, num_steps)
             # Where log π is flat every step is accepted, however long: a bounce for every second coordinate is enough.
             most = (1 + 0.5 * min(jax.eval_shape(bounds, x).size, x.size)) * jnp.asarray(num_steps).astype(x.dtype)

@@ -71,8 +71,10 @@ def trajectory(
     epsilon: Array,
     num_steps: int | Array,
     projection: str,
+    *,
+    flat: bool = False,
 ) -> tuple[Point, Array, Array]:
-    """`num_steps` RATTLE steps, each checked; a failure ends it.
+    """`num_steps` RATTLE steps, each checked; a failure ends it. On a `flat` set every step is reversible.
 
     Mapped chains wait for each other, in the loop over steps and in every projection. One that has failed, or that did not land
     and has no way back to look for, asks for nothing more.
@@ -91,15 +93,16 @@ def trajectory(
         value, gradient, place = potential(there.x)
         # The move over ε is the momentum that led there; its kick and projection make it the new one.
         p = project(place.frame, there.move / epsilon - 0.5 * epsilon * gradient)
-        back_move = -epsilon * (p + 0.5 * epsilon * gradient)
-        back = reach(constraint, root, place, back_move, projection, active & there.landed)
-        same = came_back(place, point.place, back.x, back.size)
-        outcome = jnp.where(
-            there.landed, jnp.where(back.landed & same, Status.OK, Status.NOT_REVERSIBLE), Status.SOLVER_DIVERGED
-        )
+        same, iterations = jnp.ones((), bool), iterations + there.iterations
+        if not flat:
+            back_move = -epsilon * (p + 0.5 * epsilon * gradient)
+            back = reach(constraint, root, place, back_move, projection, active & there.landed)
+            same = back.landed & came_back(place, point.place, back.x, back.size)
+            iterations = iterations + back.iterations
+        outcome = jnp.where(there.landed, jnp.where(same, Status.OK, Status.NOT_REVERSIBLE), Status.SOLVER_DIVERGED)
         moved = Point(there.x, p, value, -gradient, place.jacobian, place.frame)
         point = jax.tree.map(lambda new, old: jnp.where(outcome == Status.OK, new, old), moved, point)
-        return point, outcome.astype(jnp.int32), iterations + there.iterations + back.iterations, done + 1
+        return point, outcome.astype(jnp.int32), iterations, done + 1
 
     zero = jnp.zeros((), jnp.int32)
     carry = (start, zero, zero, zero)

@@ -8,7 +8,8 @@ For a given s a leg keeps the volume of phase space, but s depends on where it b
 momentum) the volume is |n·v| ds dσ dp, v the velocity of the path. So the log of the volume changes by
     ℓ = Σ_legs [begins at wall a] log|∇h_a(x)·v_r| − [ends at wall b] log|∇h_b(x')·v_f|,   v_f = O(x→x')p,  v_r = −O(x'→x)p',
 O(x→x')w = w − J(x)ᵀ(J(x')J(x)ᵀ)⁻¹J(x')w in coordinates of unit mass. A move is accepted with min(1, exp(−ΔH + ℓ)). On flat
-sets with flat walls ℓ = 0. Every leg is run back: it must return to where it began, and meet the wall it left and no other.
+sets with flat walls ℓ = 0, and legs are straight (`straight.py`). Elsewhere every leg is run back: it must return to where it
+began, and meet the wall it left and no other.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ogradient.geometry.land import rounding_level
 from ogradient.samplers.metric import gather, spread, unit_lengths
 from ogradient.samplers.rattle import Point, Potential, came_back
 from ogradient.samplers.solver import Place, Reached, place_at, reach
+from ogradient.samplers.straight import earliest, straight_legs
 from ogradient.status import Status
 
 SEARCH = 30  # evaluations of h that may go into finding one wall
@@ -40,6 +42,7 @@ class Walls(NamedTuple):
     bounds: ConstraintFn
     root: Array
     projection: str
+    flat: bool  # whether g and h are affine
 
 
 class Hit(NamedTuple):
@@ -78,7 +81,7 @@ def trajectory_inside(
     def body(carry: Any) -> Any:
         point, _, iterations, volume, bounces, done = carry
         p = project(point.frame, point.p + 0.5 * epsilon * point.force)
-        leg = _legs(walls, point.place, p, epsilon, keep_going(carry))
+        leg = (_straight if walls.flat else _legs)(walls, point.place, p, epsilon, keep_going(carry))
         value, gradient, place = potential(leg.place.x)
         # Where h ≤ 0 fails by a rounding log π may not exist; the move is refused then.
         gradient = jnp.where(jnp.all(jnp.isfinite(gradient)), gradient, 0.0)
@@ -92,6 +95,17 @@ def trajectory_inside(
     carry = (start, zero, zero, jnp.zeros((), start.x.dtype), zero, zero)
     single = isinstance(num_steps, int) and num_steps == 1
     return (body(carry) if single else lax.while_loop(keep_going, body, carry))[:5]
+
+
+def _straight(walls: Walls, place: Place, p: Array, epsilon: Array, active: Array) -> Leg:
+    """All legs of one step where g and h are affine."""
+    most = BOUNCES * jax.eval_shape(walls.bounds, place.x).shape[0] + 20
+    moved, p, left, bounces = straight_legs(walls.bounds, walls.root, place, p, jnp.where(active, epsilon, 0.0), most)
+    reached = reach(walls.constraint, walls.root, place, moved, walls.projection, active)
+    ended = jnp.where(left > 0, Status.NOT_REVERSIBLE, Status.OK)
+    status = jnp.where(reached.landed, ended, Status.SOLVER_DIVERGED).astype(jnp.int32)
+    zero, end = jnp.zeros((), p.dtype), Place(reached.x, place.jacobian, place.frame)
+    return Leg(end, p, left, jnp.int32(NO_WALL), jnp.zeros_like(p), zero, bounces, status, reached.iterations)
 
 
 def _legs(walls: Walls, place: Place, p: Array, epsilon: Array, active: Array) -> Leg:
@@ -188,7 +202,7 @@ def _first_hit(walls: Walls, place: Place, p: Array, time: Array, left: Array, a
     rows, farthest = jnp.arange(h.size, dtype=jnp.int32), unit_lengths(root) * row_lengths(p[None])[0]
     own = rows == left
     roots = jnp.where(own, _root_left(slope, bend), _upward_root(jnp.minimum(h, 0.0), slope, bend))
-    target = _earliest(roots)
+    target = earliest(roots)
     s = jnp.minimum(roots[target], time)
 
     def at(s: Array) -> tuple[Reached, Array, Array]:
@@ -218,7 +232,7 @@ def _first_hit(walls: Walls, place: Place, p: Array, time: Array, left: Array, a
         )
         any_outside = jnp.any(outside)
         estimates = jnp.where(any_outside, jnp.where(jnp.isnan(earlier), low, earlier), later)
-        new_target = _earliest(estimates)
+        new_target = earliest(estimates)
         level, old_gradient = level_of(target)
         new_level, gradient = level_of(new_target)
         on_target = (
@@ -240,10 +254,6 @@ def _first_hit(walls: Walls, place: Place, p: Array, time: Array, left: Array, a
     begin = (s, target, zero, first_value, nowhere, jnp.int32(NO_WALL), jnp.zeros_like(p), ~active, jnp.int32(0))
     s, _, _, _, reached, row, gradient, found, _ = lax.while_loop(keep_going, body, begin)
     return Hit(s, row, found, reached, gradient)
-
-
-def _earliest(times: Array) -> Array:
-    return jnp.argmin(jnp.where(jnp.isnan(times), jnp.inf, times)).astype(jnp.int32)
 
 
 def _along(walls: Walls, place: Place, p: Array) -> tuple[Array, Array, Array]:
