@@ -314,7 +314,7 @@ def default():
 
 def income():
     """One step of 10 chains of the paper's income network, 20,000 rows, as og.sample runs it: against og.langevin."""
-    from ogradient.chunk import run_chunk
+    from ogradient.chunk import arguments_of, run_chunk
     from ogradient.datasets import Split
     from ogradient.experiments.income import covariance, fair_problem
     from ogradient.experiments.training import bernoulli, mlp, normal_prior
@@ -334,7 +334,9 @@ def income():
 
     def timer(problem, algorithm):
         states = jax.vmap(algorithm.init)(starts)
-        run = partial(run_chunk, problem, algorithm.step, 3, jax.random.key(0), states, jnp.uint32(0))
+        kernel = algorithm.step.kernel
+        given = arguments_of(kernel, algorithm.step.parameters, starts)
+        run = partial(run_chunk, problem, kernel, 3, *given, jax.random.key(0), states, jnp.uint32(0))
         row_end, thinning = jnp.int32(10**6), jnp.int32(1)  # no draw is kept
 
         def seconds(steps=5):
