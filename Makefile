@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Tests of mechanics spend their time on compiling. With this option XLA takes two thirds of it, for programs that are as right
+# and a little slower. Laws, commands and pages run on programs compiled as users have them.
+QUICK := XLA_FLAGS="$(XLA_FLAGS) --xla_cpu_use_fusion_emitters=false"
+MECHANICS := tests/unit tests/contract
+LAWS := tests/statistical tests/property tests/interop
 
 .PHONY: help install demo test test-full unit laws everywhere lint types bench clean
 help:
@@ -22,13 +27,14 @@ demo: install
 	@$(BIN)/ogradient run synthetic --chains 200 --out results
 
 test: install
-	$(PYTEST) -m "not slow"
+	@$(MAKE) --no-print-directory unit
+	$(PYTEST) -m "not slow" $(LAWS) tests/integration
 
 unit: install
-	$(PYTEST) -m "not slow" tests/unit tests/contract
+	$(QUICK) $(PYTEST) -m "not slow" $(MECHANICS)
 
 laws: install
-	$(PYTEST) -m "not slow" tests/statistical tests/property tests/interop
+	$(PYTEST) -m "not slow" $(LAWS)
 
 test-full: install
 	$(PYTEST)

@@ -121,17 +121,13 @@ def _legs(walls: Walls, place: Place, p: Array, epsilon: Array, active: Array) -
 
     def body(leg: Leg) -> Leg:
         going = keep_going(leg)
-        hit = _first_hit(walls, leg.place, leg.p, leg.remaining, leg.row, going)
-        end = place_at(walls.constraint, walls.root, hit.reached.x)
-        short = hit.time <= SHORT * epsilon
-        led = jnp.where(short, leg.p, hit.reached.move / jnp.where(short, 1.0, hit.time))
-        p = project(end.frame, led)
+        end, p, hit, reverse = _there_and_back(walls, leg, epsilon, going)
         at_wall = hit.row != NO_WALL
         # The velocities of the path at its two ends.
         forward, backward = _oblique(leg.place, end, leg.p), _oblique(end, leg.place, p)
         volume = jnp.where(leg.row != NO_WALL, _log_size(leg.gradient @ backward), 0.0)
         volume = volume - jnp.where(at_wall, _log_size(hit.gradient @ forward), 0.0)
-        back, same = _run_back(walls, leg, end, p, hit, epsilon, going)
+        back, same = _came_back(walls, leg, end, p, hit, reverse, epsilon, going)
         normal = project(end.frame, hit.gradient)
         length = row_lengths(normal[None])[0]
         normal = normal / jnp.where(length > 0, length, 1.0)
@@ -170,17 +166,46 @@ def _oblique(start: Place, end: Place, w: Array) -> Array:
     return w - jnp.linalg.solve(mixed, end.frame.jacobian @ w) @ start.frame.jacobian
 
 
-def _run_back(
-    walls: Walls, leg: Leg, end: Place, p: Array, hit: Hit, epsilon: Array, active: Array
+class Way(NamedTuple):
+    """A search to make: from a place with a momentum, over a time, away from a wall."""
+
+    place: Place
+    p: Array
+    time: Array
+    row: Array
+
+
+def _there_and_back(walls: Walls, leg: Leg, epsilon: Array, active: Array) -> tuple[Place, Array, Hit, Hit]:
+    """Where a leg ends, its momentum there, the hit that ends it, and the hit of the way back. One search is compiled for both."""
+
+    def search(way: Way) -> tuple[Way, Hit]:
+        hit = _first_hit(walls, *way, active)
+        end = place_at(walls.constraint, walls.root, hit.reached.x)
+        short = hit.time <= SHORT * epsilon
+        led = jnp.where(short, way.p, hit.reached.move / jnp.where(short, 1.0, hit.time))
+        # Back to a wall it may take a rounding longer.
+        time = jnp.where(leg.row != NO_WALL, hit.time + _near(epsilon), hit.time)
+        return Way(end, -project(end.frame, led), time, hit.row), hit
+
+    first = Way(leg.place, leg.p, leg.remaining, leg.row)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(search, first)[1])
+    again = lambda _, carry: (carry[1], *search(carry[1]), carry[2])
+    back, _, reverse, hit = lax.fori_loop(0, 2, again, (first, first, nothing, nothing))
+    return back.place, -back.p, hit, reverse
+
+
+def _near(epsilon: Array) -> Array:
+    """How much two times of a step may differ that should be the same."""
+    return 10 * jnp.sqrt(jnp.finfo(epsilon.dtype).eps) * epsilon
+
+
+def _came_back(
+    walls: Walls, leg: Leg, end: Place, p: Array, hit: Hit, reverse: Hit, epsilon: Array, active: Array
 ) -> tuple[Array, Array]:
     """Iterations, and whether the leg from its end with −p returns in the same time, to the wall it left and no other."""
-    near = 10 * jnp.sqrt(jnp.finfo(p.dtype).eps) * epsilon
-    began_at_wall = leg.row != NO_WALL
-    time = jnp.where(began_at_wall, hit.time + near, hit.time)
-    reverse = _first_hit(walls, end, -p, time, hit.row, active)
-    agrees = jnp.where(
-        began_at_wall, (reverse.row == leg.row) & (jnp.abs(reverse.time - hit.time) <= near), reverse.row == NO_WALL
-    )
+    near = _near(epsilon)
+    at_wall = (reverse.row == leg.row) & (jnp.abs(reverse.time - hit.time) <= near)
+    agrees = jnp.where(leg.row != NO_WALL, at_wall, reverse.row == NO_WALL)
     # A corner, or a leg of no length: walls that are met in the same moment may be met in another order.
     agrees = agrees | (hit.time <= near)
     if leg.place.frame.value.size == 0:
