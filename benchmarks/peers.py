@@ -15,21 +15,35 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from peer_methods import METHODS, Setting
 from peer_problems import CASES, WITH_DATA, build
 
+from ogradient.experiments.text import format_number
 from ogradient.plots import COLOURS, new_figure
 from ogradient.storage import write_atomically
 
 HERE = Path(__file__).parent
 PACKAGES = ("ogradient", "jax", "jaxlib", "numpy", "mici", "blackjax", "numpyro", "arviz-stats")
-NUMBERS = ("cold_s", "warm_s", "compile_s", "ess", "ess_per_s_cold", "ess_per_s", "ess_per_gradient", "rhat")
-NUMBERS += ("max_g", "max_h", "z", "peak_mb")
+# Numbers of a measurement, and their titles in the table.
+COLUMNS = {
+    "cold_s": "cold [s]",
+    "warm_s": "warm [s]",
+    "compile_s": "compile [s]",
+    "ess": "ESS",
+    "ess_per_s_cold": "ESS/s cold",
+    "ess_per_gradient": "ESS/gradient",
+    "rhat": "R-hat",
+    "max_g": "max |g|",
+    "max_h": "max h",
+    "z": "error/SE",
+    "peak_mb": "MB",
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class Options:
     out: Path
     problems: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    setting: Setting = Setting()
+    setting: Setting = field(default_factory=Setting)
     repeat: int = 3
     limit: float = 900.0  # seconds of one measurement
     data: Path | None = None
@@ -78,42 +92,33 @@ def jobs_of(options: Options) -> tuple[list[Job], list[str]]:
 
 
 def run(options: Options, say=print) -> tuple[list[dict], Path]:
-    """Measure what is not yet in the file; return the table and the path of the figure."""
+    """Measure what is not yet in the file; say the table of each problem when it is done; return all rows and the figure."""
     jobs, left_out = jobs_of(options)
     for line in left_out:
         say(f"left out: {line}")
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "peers.json"
     record = read_record(file)
-    done = {key_of(row, row["asked"]) for row in record["runs"]}
-    asked = list(options.setting)
-    for number, job in enumerate(jobs, 1):
-        if key_of(job._asdict(), asked) in done:
-            continue
-        # What took too long once is not tried again.
-        slow = [
-            row for row in record["runs"] if row["error"] == "too long" and key_of(row, row["asked"])[:2] == job[:2]
-        ]
-        if any(row["asked"] == asked and row["limit"] >= options.limit for row in slow):
-            continue
-        row = {
-            **job._asdict(),
-            "asked": asked,
-            "limit": options.limit,
-            "commit": commit(),
-            **in_a_process(job, options),
-        }
-        record["runs"].append(row)
-        write_atomically(file, json.dumps(record, indent=1))
-        say(f"[{number}/{len(jobs)}] {line_of(row)}")
-    rows = table([row for row in record["runs"] if row["asked"] == asked])
+    mine = lambda: [row for row in record["runs"] if row["asked"] == list(options.setting)]
+    for problem, group in groupby(enumerate(jobs, 1), key=lambda numbered: numbered[1].problem):
+        for number, job in group:
+            if not is_done(job, mine(), options.limit):
+                row = {**job._asdict(), "asked": list(options.setting), "limit": options.limit, "commit": commit()}
+                row |= in_a_process(job, options)
+                record["runs"].append(row)
+                write_atomically(file, json.dumps(record, indent=1))
+                say(f"[{number}/{len(jobs)}] {line_of(row)}")
+        say("\n".join(["", problem, *aligned(table([row for row in mine() if row["problem"] == problem])), ""]))
     figure = options.out / "peers.png"
-    draw(rows, figure)
-    return [shown(row) for row in rows], figure
+    draw(table(mine()), figure)
+    return table(mine()), figure
 
 
-def key_of(row, asked):
-    return (row["problem"], row["method"], row["repetition"], tuple(asked))
+def is_done(job: Job, runs: list[dict], limit: float) -> bool:
+    """Whether a measurement is there. What failed is tried again, but not what took too long in any repetition."""
+    same = [run for run in runs if (run["problem"], run["method"]) == job[:2]]
+    slow = any(run["error"] == "too long" and run["limit"] >= limit for run in same)
+    return slow or any(run["repetition"] == job.repetition and not run["error"] for run in same)
 
 
 def read_record(file: Path) -> dict:
@@ -191,7 +196,7 @@ def table(runs: list[dict]) -> list[dict]:
         if not good:
             rows.append({**row, "error": mine[-1]["error"]})
             continue
-        for name in NUMBERS:
+        for name in (*COLUMNS, "ess_per_s"):
             values = [run[name] for run in good if run[name] is not None]
             row[name] = statistics.median(values) if values else None
         speeds = [run["ess_per_s"] for run in good]
@@ -199,32 +204,34 @@ def table(runs: list[dict]) -> list[dict]:
     return rows
 
 
-def shown(row) -> dict:
-    """A row of the table on the terminal."""
-    value = row.get
-    spread = f"{digits(row['low'])}–{digits(row['high'])}" if "low" in row else "–"
-    return {
-        "problem": row["problem"],
+def shown(row) -> dict[str, str]:
+    """The texts of a row."""
+    if row["error"]:
+        return {"method": row["method"], "setting": row["error"]}
+    number = lambda name: "–" if row[name] is None else format_number(float(row[name]))
+    texts = {
         "method": row["method"],
-        "setting": value("setting") or row["error"],
-        "cold [s]": value("cold_s"),
-        "warm [s]": value("warm_s"),
-        "compile [s]": value("compile_s"),
-        "ESS": value("ess"),
-        "ESS/s cold": value("ess_per_s_cold"),
-        "ESS/s": value("ess_per_s"),
-        "range": spread,
-        "ESS/gradient": value("ess_per_gradient"),
-        "R-hat": value("rhat"),
-        "max |g|": value("max_g"),
-        "max h": value("max_h"),
-        "error/SE": value("z"),
-        "MB": value("peak_mb"),
+        "setting": row["setting"],
+        "ESS/s": number("ess_per_s"),
+        "range": f"{number('low')}–{number('high')}",
     }
+    return texts | {title: number(name) for name, title in COLUMNS.items()}
 
 
-def digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
+def aligned(rows: list[dict]) -> list[str]:
+    """A table in plain text, as wide as it needs to be: words to the left, numbers to the right."""
+    texts = [shown(row) for row in rows]
+    titles = max(texts, key=len, default={"method": "", "setting": ""})
+    lines = [dict(zip(titles, titles, strict=True)), *texts]
+    # The words of a failed row may run over.
+    width = {title: max(len(line[title]) for line in lines if len(line) == len(titles)) for title in titles}
+    width["method"] = max(len(line["method"]) for line in lines)
+    return [
+        "  ".join(
+            text.ljust(width[k]) if k in ("method", "setting") else text.rjust(width[k]) for k, text in line.items()
+        )
+        for line in lines
+    ]
 
 
 def draw(rows: list[dict], path: Path) -> None:
@@ -259,12 +266,12 @@ def draw(rows: list[dict], path: Path) -> None:
 
 def markdown(rows: list[dict]) -> Iterator[str]:
     """The table for the documentation."""
-    from ogradient.experiments.text import format_number
-
-    yield "| " + " | ".join(name.replace("|", "\\|") for name in rows[0]) + " |"
-    yield "|" + "---|" * len(rows[0])
-    for row in rows:
-        yield "| " + " | ".join(format_number(value) for value in row.values()) + " |"
+    texts = [{"problem": row["problem"], **shown(row)} for row in rows]
+    titles = list(max(texts, key=len))
+    yield "| " + " | ".join(title.replace("|", "\\|") for title in titles) + " |"
+    yield "|" + "---|" * len(titles)
+    for line in texts:
+        yield "| " + " | ".join(line.get(title, "") for title in titles) + " |"
 
 
 def main() -> None:
@@ -274,7 +281,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.markdown:
         runs = json.loads(arguments.markdown.read_text("utf-8"))["runs"]
-        print(*markdown([shown(row) for row in table(runs)]), sep="\n")
+        print(*markdown(table(runs)), sep="\n")
     elif arguments.one:
         print(json.dumps(measure_one(arguments.one)))
     else:
