@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -259,6 +260,10 @@ def draw(rows: list[dict], path: Path) -> None:
             )
         axis.set_yticks(range(len(mine)), [row["method"] for row in reversed(mine)], fontsize=7)
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter("")
+        if mine:
+            # Bars begin at a power of ten below the shortest.
+            axis.set_xlim(left=10 ** math.floor(math.log10(min(row["low"] or row["ess_per_s"] for row in mine) / 2)))
         axis.set_title(problem.replace("_", " "), fontsize=9)
         axis.set_xlabel("worst ESS per second, second call", fontsize=7)
     figure.savefig(path)
