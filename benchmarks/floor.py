@@ -9,20 +9,24 @@ Random numbers are apart: a step of a chain needs d of them, which can take long
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from provenance import commit, machine, versions
 from speed import in_turns, stepper
 
 import ogradient as og
 from ogradient.geometry.correction import hessian_sum
 from ogradient.geometry.frame import value_and_jacobian
+from ogradient.storage import write_atomically
 
 LIMIT = 1.5  # a multiple above it is named
 LEAST_SECONDS = 0.05  # that a measurement takes
@@ -258,8 +262,8 @@ PARTICLE_SWEEPS: dict[str, list[Size]] = {
 }
 
 
-def run(say: Callable[[str], None] = print) -> tuple[list[dict], list[dict]]:
-    """Every kernel on every problem: rows by size, and fitted exponents of time."""
+def run(out: Path, say: Callable[[str], None] = print) -> tuple[list[dict], list[dict]]:
+    """Every kernel on every problem: rows by size, and fitted exponents of time. Both go into `out/floor.json`."""
     rows, fits = [], []
     for problem in PROBLEMS:
         for name, row in KERNELS.items():
@@ -276,6 +280,9 @@ def run(say: Callable[[str], None] = print) -> tuple[list[dict], list[dict]]:
                 )
             rows += [shown(measured) for measured in done.values()]
             fits.append(fit)
+            record = {"machine": machine(), "versions": versions(), "commit": commit(), "rows": rows, "exponents": fits}
+            out.mkdir(parents=True, exist_ok=True)
+            write_atomically(out / "floor.json", json.dumps(record, indent=1))
     return rows, fits
 
 
@@ -286,10 +293,10 @@ def shown(measured: Measured) -> dict[str, Any]:
         "kernel": measured.kernel,
         "problem": measured.problem,
         **measured.size._asdict(),
-        "gradients": count("gradient"),
-        "HVPs": count("hessian-vector"),
-        "Jacobians": count("jacobian"),
-        "values": count("value"),
+        "∇": count("gradient"),
+        "Hv": count("hessian-vector"),
+        "J": count("jacobian"),
+        "g": count("value"),
         "step [µs]": round(1e6 * measured.seconds, 1),
         "floor [µs]": round(1e6 * measured.floor, 1),
         "noise [µs]": round(1e6 * measured.noise, 1),

@@ -11,26 +11,24 @@ import argparse
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from peer_methods import METHODS, Setting
 from peer_problems import CASES, WITH_DATA, build
+from provenance import commit, machine, versions
 
 from ogradient.experiments.text import format_number
 from ogradient.plots import COLOURS, new_figure
 from ogradient.storage import write_atomically
 
 HERE = Path(__file__).parent
-PACKAGES = ("ogradient", "jax", "jaxlib", "numpy", "mici", "blackjax", "numpyro", "arviz-stats")
 # Numbers of a measurement, and their titles in the table.
 COLUMNS = {
     "cold_s": "cold [s]",
@@ -132,30 +130,6 @@ def read_record(file: Path) -> dict:
         if record[kind] != now:
             raise ValueError(f"{file} was made with another {kind}: {record[kind]}, now {now}. Choose another --out.")
     return record
-
-
-def machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def commit() -> str | None:
-    """The commit of the checkout, if it is one; with a plus where files have changed."""
-    git = lambda *words: subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=True).stdout
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no").strip()
-        return git("rev-parse", "--short", "HEAD").strip() + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def in_a_process(job: Job, options: Options) -> dict:

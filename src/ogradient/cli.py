@@ -257,7 +257,7 @@ def bench(
         _say(f"numbers: {figure.with_name('peers.json')}\nfigure: {figure}")
     elif names == ["floor"]:
         module = _benchmarks("floor")
-        rows, fits = module.run(_say)
+        rows, fits = module.run(out, _say)
         show(rows, "a step against its bare evaluations")
         show(fits, "exponents of time in d, m, and n chains or particles")
         _say("\n".join([f"more than {module.LIMIT} times the floor at d ≥ 100:", *module.above(rows)]))

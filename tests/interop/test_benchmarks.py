@@ -166,7 +166,7 @@ def test_the_floor_counts_what_a_step_evaluates(name):
         assert passes["equality"] == positions * of_g
 
 
-def test_a_floor_is_made_of_all_its_parts(monkeypatch):
+def test_a_floor_is_made_of_all_its_parts(monkeypatch, tmp_path):
     # How long these take is for the benchmark to say.
     seconds = {"gradient": 4.0, "jacobian": 3.0, "hessian-vector": 2.0, "value": 1.0, "noise": 5.0, "step": 30.0}
     monkeypatch.setattr(floor, "in_turns", lambda repetitions, **timers: {kind: seconds[kind] for kind in timers})
@@ -174,8 +174,18 @@ def test_a_floor_is_made_of_all_its_parts(monkeypatch):
     measured = floor.measure("o_langevin", "costly", floor.Size(d=20, m=2, n=2))
     shown = floor.shown(measured)
     assert (measured.multiple, measured.multiple_with_noise) == (3.0, 2.0)
-    assert (shown["gradients"], shown["HVPs"], shown["Jacobians"], shown["values"]) == (1, 1, 1, 1)
+    assert (shown["∇"], shown["Hv"], shown["J"], shown["g"]) == (1, 1, 1, 1)
     assert list(floor.above([shown | {"d": 1000, "multiple": 1.6}, shown | {"d": 50, "multiple": 9.0}])) == [
         "o_langevin on costly, d = 1,000, m = 2, n = 2: 1.6"
     ]
+    # Nothing is measured from here on, so that nothing needs to be compiled.
+    for name in ("repeated", "stepper", "enough"):
+        monkeypatch.setattr(floor, name, lambda *_: None)
+    size = floor.Size(d=20, m=2, n=2)
+    monkeypatch.setattr(floor, "KERNELS", {"o_langevin": floor.KERNELS["o_langevin"]})
+    monkeypatch.setattr(floor, "SWEEPS", {"d": [size, size._replace(d=40)]})
+    rows, (fit, _) = floor.run(tmp_path, say=lambda line: None)
+    assert [row["d"] for row in rows] == [20, 40, 20, 40]
+    assert fit == {"kernel": "o_langevin", "problem": "cheap", "d": pytest.approx(0.0)}
+    assert json.loads((tmp_path / "floor.json").read_text())["rows"] == rows
     assert floor.exponent([1, 10, 100], [2.0, 20.0, 200.0]) == pytest.approx(1.0)
