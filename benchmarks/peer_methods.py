@@ -67,8 +67,7 @@ def ours(case, setting, problem=None):
     """`og.sample` with nothing chosen: lands, tunes and runs."""
     starts = starts_of(case, setting)
     if problem is not None:
-        # Free coordinates need starts inside the support.
-        starts = case.known.exact(jax.random.key(100), setting.chains)
+        starts = case.inside(starts)
 
     def sample(seed):
         with warnings.catch_warnings():

@@ -35,8 +35,9 @@ class Case:
     # A step for unadjusted Langevin dynamics, about a fiftieth of the smallest variance along the set.
     langevin_step: float
     coordinates: Coordinates | None = None
-    # Where the library has a support for the set: the same law without a constraint.
+    # Where the library has a support for the set: the same law without a constraint, and starts (n, d) moved into the support.
     supported: og.Problem | None = None
+    inside: Callable[[Any], Any] = lambda starts: starts
 
 
 def half_square(z):
@@ -92,7 +93,8 @@ def stick_breaking(dim):
 
 def simplex(dim=30):
     supported = og.Problem(lambda x: jnp.zeros((), x.dtype), support=og.simplex)
-    return Case(peer_targets.simplex(dim), 2e-5, stick_breaking(dim), supported)
+    inside = lambda starts: starts / jnp.sum(starts, axis=1, keepdims=True)
+    return Case(peer_targets.simplex(dim), 2e-5, stick_breaking(dim), supported, inside)
 
 
 def half_normals(dim=20):

@@ -47,7 +47,8 @@ def half_normals(dim=20):
     exact = lambda key, n: jnp.abs(normal(key, n, dim))
     mean = np.full(dim, math.sqrt(2 / math.pi))
     moments = means_and_variances((0, dim - 1), mean, 1 - mean**2, first=1)
-    return KnownProblem("half_normals", problem, dim, exact, exact, moments, exact)
+    start_off = lambda key, n: jax.random.uniform(key, (n, dim), minval=1.0, maxval=4.0)
+    return KnownProblem("half_normals", problem, dim, exact, start_off, moments, exact)
 
 
 def bond_chain(atoms=30, stiffness=2.0):
