@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -227,18 +226,55 @@ def _fail(message: str) -> NoReturn:
 
 
 @app.command("bench")
-def bench(only: Annotated[str | None, typer.Argument(help="One benchmark by name; all by default.")] = None) -> None:
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Benchmarks, `floor` for kernels against bare functions, or problems with --peers; all by default."
+        ),
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Our default and every installed peer on the same problems.")
+    ] = False,
+    method: Annotated[list[str] | None, typer.Option(help="With --peers: only this method; may be repeated.")] = None,
+    out: Annotated[Path, typer.Option(help="With --peers: folder of peers.json and peers.png.")] = Path(
+        "results/peers"
+    ),
+    chains: Annotated[int, typer.Option(min=2, help="With --peers: chains of each method.")] = 16,
+    draws: Annotated[int, typer.Option(min=10, help="With --peers: draws of each chain.")] = 1000,
+    warmup: Annotated[int, typer.Option(min=10, help="With --peers: warm-up steps of each chain.")] = 1000,
+    repeat: Annotated[int, typer.Option(min=1, help="With --peers: repetitions, with a seed each.")] = 3,
+    limit: Annotated[float, typer.Option(min=1, help="With --peers: seconds that one measurement may take.")] = 600,
+    data: Data = None,
+) -> None:
     """Speed, as ratios measured in one run (needs a source checkout: the peers are development dependencies)."""
-    path = Path(__file__).parents[2] / "benchmarks" / "speed.py"
-    if not path.exists():
+    if peers:
+        module = _benchmarks("peers")
+        setting = module.Setting(chains, draws, warmup)
+        options = module.Options(out, tuple(names or ()), tuple(method or ()), setting, repeat, limit, data)
+        with _plain_errors(ValueError, OSError, ImportError):
+            _, figure = module.run(options, lambda line: _say(escape(line)))
+        _say(f"numbers: {figure.with_name('peers.json')}\nfigure: {figure}")
+    elif names == ["floor"]:
+        module = _benchmarks("floor")
+        rows, fits = module.run(out, _say)
+        show(rows, "a step against its bare evaluations")
+        show(fits, "exponents of time in d, m, and n chains or particles")
+        _say("\n".join([f"more than {module.LIMIT} times the floor at d ≥ 100:", *module.above(rows)]))
+    else:
+        table = _benchmarks("speed").BENCHMARKS
+        chosen = [_chosen("benchmark", name, table)[0] for name in names] if names else list(table)
+        show([row for name in chosen for row in table[name]()], "speed")
+
+
+def _benchmarks(name: str) -> ModuleType:
+    """A module of the folder `benchmarks`."""
+    folder = Path(__file__).parents[2] / "benchmarks"
+    if not folder.exists():
         raise typer.BadParameter("the benchmarks live in the source checkout: clone it and run `make bench`.")
-    spec = importlib.util.spec_from_file_location("ogradient_benchmarks", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    names = _chosen("benchmark", only, module.BENCHMARKS)
-    show([row for name in names for row in module.BENCHMARKS[name]()], "speed")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return importlib.import_module(name)
 
 
 def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
