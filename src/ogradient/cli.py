@@ -237,9 +237,7 @@ def bench(
         bool, typer.Option("--peers", help="Our default and every installed peer on the same problems.")
     ] = False,
     method: Annotated[list[str] | None, typer.Option(help="With --peers: only this method; may be repeated.")] = None,
-    out: Annotated[Path, typer.Option(help="With --peers: folder of peers.json and peers.png.")] = Path(
-        "results/peers"
-    ),
+    out: Annotated[Path, typer.Option(help="With --peers or floor: folder of the numbers.")] = Path("results/bench"),
     chains: Annotated[int, typer.Option(min=2, help="With --peers: chains of each method.")] = 16,
     draws: Annotated[int, typer.Option(min=10, help="With --peers: draws of each chain.")] = 1000,
     warmup: Annotated[int, typer.Option(min=10, help="With --peers: warm-up steps of each chain.")] = 1000,
@@ -264,7 +262,8 @@ def bench(
     else:
         table = _benchmarks("speed").BENCHMARKS
         chosen = [_chosen("benchmark", name, table)[0] for name in names] if names else list(table)
-        show([row for name in chosen for row in table[name]()], "speed")
+        for name in chosen:
+            show(table[name](), name)
 
 
 def _benchmarks(name: str) -> ModuleType:

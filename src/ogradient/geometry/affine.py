@@ -38,7 +38,17 @@ LINEAR = {
 LINEAR_IN_FIRST = {"convert_element_type", "div", "dynamic_slice", "gather"}
 LINEAR_IN_ONE = {"conv_general_dilated", "dot_general", "dynamic_update_slice", "mul", "pad", "scatter", "scatter-add"}
 LINEAR_IN_ALL_BUT_FIRST = {"select_n"}
-CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
+CALLS = {
+    "pjit",
+    "jit",
+    "closed_call",
+    "core_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+}
 
 
 def is_affine(function: Callable[[Array], Array], x: Any) -> bool:

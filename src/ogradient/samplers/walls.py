@@ -176,7 +176,7 @@ class Way(NamedTuple):
 
 
 def _there_and_back(walls: Walls, leg: Leg, epsilon: Array, active: Array) -> tuple[Place, Array, Hit, Hit]:
-    """Where a leg ends, its momentum there, the hit that ends it, and the hit of the way back. One search is compiled for both."""
+    """Where a leg ends, its momentum there, the hit that ends it, and that of the way back. One search is compiled for both."""
 
     def search(way: Way) -> tuple[Way, Hit]:
         hit = _first_hit(walls, *way, active)

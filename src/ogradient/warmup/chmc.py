@@ -30,6 +30,7 @@ MOVING = 0.4  # acceptance from which they do
 # Steps per transition that are tried, in turn, until they are four times those that did best.
 TRAJECTORIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 BEYOND = 4
+ENOUGH = 0.2  # efficiency of a draw below which longer trajectories are taken than pay for themselves
 METRIC_WINDOWS = (50, 50, 100, 200)  # transitions after each of which the metric is fitted to the draws,
 METRIC_STEPS = 6  # of so many steps
 
@@ -103,10 +104,10 @@ def tune_chmc(
     all chains after windows of growing length (metric.py). A chain that is stuck where the common step is too long (beside a
     boundary, far in a tail) gets away by shorter steps of its own. It is never moved elsewhere: that may be another part of
     the set. Chains that do not move with the final settings are named.
-    The number of steps is the one with the largest efficiency, (1 − ρ)/(1 + ρ) for the worst correlation ρ of successive draws
-    over all coordinates, their principal components, and the squares of both, per root of the cost (draws are what users count,
-    gradients what they wait for). The squares see what coordinates alone cannot: trajectories of half a period, which end
-    opposite where they began for ever. The same number decides between the metric with its correlations and without.
+    The number of steps is the one with the largest efficiency, 1/τ for the worst autocorrelation time τ of all coordinates,
+    their principal components, and the squares of both, per root of the cost (draws are what users count, gradients what they
+    wait for). The squares see what coordinates alone cannot: trajectories of half a period, which end opposite where they began
+    for ever. The same number decides between the metric with its correlations and without.
     One compilation; a run with these settings needs no other.
 
     Args:
@@ -172,14 +173,21 @@ def _find_length(
 
     Draws are judged in the coordinates of the `common` metric. No efficiency is above 1, which bounds what is worth a try.
     """
-    best, most = 1, 0.0
+    best, most, tried = 1, 0.0, {1: 0.0}
     for number, steps in enumerate(trajectories):
-        if steps > BEYOND * best or (steps + 0.5) ** -0.5 < max(least, most):
+        if steps > BEYOND * _long_enough(tried, best) or (steps + 0.5) ** -0.5 < max(least, most):
             break
         stage = windows.run(first + number, stage, adapt=False, num_integration_steps=steps)
-        gain = efficiency(components(whiten(common, stage.draws))) / (steps + 0.5) ** 0.5
+        tried[steps] = efficiency(components(whiten(common, stage.draws)))
+        gain = tried[steps] / (steps + 0.5) ** 0.5
         best, most = (steps, gain) if gain > most else (best, most)
-    return stage._replace(num_integration_steps=best), most
+    return stage._replace(num_integration_steps=_long_enough(tried, best)), most
+
+
+def _long_enough(tried: dict[int, float], best: int) -> int:
+    """The length that did best per cost, or a longer one where its draws are so correlated that a thousand would not do."""
+    enough = (steps for steps in tried if steps >= best and tried[steps] >= ENOUGH)
+    return next(enough, max(tried, key=lambda steps: tried[steps]))
 
 
 def _dense_or_not(windows: Windows, dense: Stage, trajectories: Sequence[int]) -> Stage:
@@ -212,21 +220,32 @@ def _free_stuck(windows: Windows, stage: Stage) -> tuple[Stage, np.ndarray]:
 
 
 def efficiency(draws: np.ndarray) -> float:
-    """(1 − ρ)/(1 + ρ) of draws (time, chain, coordinate), for the worst lag-one correlation ρ of coordinates and squares.
+    """1/τ of draws (time, chain, coordinate), at most 1, for the worst τ = 1 + 2Σρ_k of all coordinates and their squares.
 
-    Coordinates that the constraint fixes, up to roundings, have no correlation.
+    Correlations ρ_k at lag k are about the mean over all chains, so that chains which differ count as slow. The sum ends where
+    two successive ones add up to less than 0 (Geyer 1992). Coordinates that the constraint fixes, up to roundings, have none.
     """
     roundings = FIXED * np.finfo(draws.dtype).eps * np.abs(draws).max(axis=(0, 1))
     centred = draws.astype(np.float64) - draws.mean(axis=(0, 1), dtype=np.float64)
     free = np.abs(centred).max(axis=(0, 1)) > roundings
     if not free.any():
         return 1.0
-    worst = 0.0
+    worst = 1.0
     for functions in (centred[..., free], centred[..., free] ** 2):
         functions = functions - functions.mean(axis=(0, 1))
-        variance = np.mean(functions**2, axis=(0, 1))
-        covariance = np.mean(functions[1:] * functions[:-1], axis=(0, 1))
-        rho = np.where(variance > 0, covariance / np.where(variance > 0, variance, 1.0), 0.0)
-        worst = max(worst, float(rho.max()))
-    worst = min(worst, 1.0)
-    return (1 - worst) / (1 + worst)
+        functions = functions[..., np.any(functions != 0, axis=(0, 1))]
+        if functions.size:
+            worst = max(worst, float(_correlation_times(functions).max()))
+    return 1 / worst
+
+
+def _correlation_times(centred: np.ndarray) -> np.ndarray:
+    """τ of each function (time, chain, function)."""
+    length = len(centred)
+    spectrum = np.abs(np.fft.rfft(centred, n=2 * length, axis=0)) ** 2
+    covariance = np.fft.irfft(spectrum.mean(axis=1), axis=0)[:length] / np.arange(length, 0, -1)[:, None]
+    rho = covariance[: length // 2] / covariance[0]
+    pairs = rho[: len(rho) // 2 * 2].reshape(-1, 2, rho.shape[1]).sum(axis=1)
+    # No pair is larger than one before it, and none counts after one below 0.
+    pairs = np.minimum.accumulate(np.maximum(pairs, 0.0), axis=0)
+    return 2 * pairs.sum(axis=0) - 1
