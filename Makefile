@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 # Tests of mechanics spend their time on compiling. With this option XLA takes two thirds of it, for programs that are as right
-# and a little slower. Laws, commands and pages run on programs compiled as users have them.
+# and a little slower. Laws run on programs compiled as users have them.
 QUICK := XLA_FLAGS="$(XLA_FLAGS) --xla_cpu_use_fusion_emitters=false"
 MECHANICS := tests/unit tests/contract
 LAWS := tests/statistical tests/property tests/interop
@@ -28,7 +28,8 @@ demo: install
 
 test: install
 	@$(MAKE) --no-print-directory unit
-	$(PYTEST) -m "not slow" $(LAWS) tests/integration
+	$(QUICK) $(PYTEST) -m "not slow" tests/integration
+	@$(MAKE) --no-print-directory laws
 
 unit: install
 	$(QUICK) $(PYTEST) -m "not slow" $(MECHANICS)
