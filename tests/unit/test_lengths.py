@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ogradient.warmup.chmc import ENOUGH, _long_enough, efficiency
+from ogradient.warmup.chmc import ENOUGH, METRIC_STEPS, _long_enough, efficiency
 
 
 def autoregression(rho, length=2000, chains=16, seed=0):
@@ -34,8 +34,12 @@ def test_a_slow_direction_is_seen_behind_a_fast_one():
 
 
 def test_chains_that_differ_are_slow():
-    draws = autoregression(0.0, length=100) + 3 * np.arange(16)[None, :, None]
-    assert efficiency(draws) < 0.05
+    apart = 3 * np.arange(16)[None, :, None]
+    assert efficiency(autoregression(0.0, length=100) + apart) < 0.2
+    # And yet it shows which moves are better.
+    assert efficiency(autoregression(0.8, length=100) + apart) < 0.6 * efficiency(
+        autoregression(0.0, length=100) + apart
+    )
 
 
 def test_fixed_coordinates_play_no_part():
@@ -47,4 +51,6 @@ def test_fixed_coordinates_play_no_part():
 def test_longer_trajectories_are_taken_where_draws_are_too_correlated():
     assert _long_enough({1: 0.3, 2: 0.35, 4: 0.5}, 1) == 1
     assert _long_enough({1: 0.1, 2: 0.15, 4: ENOUGH, 8: 0.5}, 1) == 4
-    assert _long_enough({1: 0.01, 2: 0.03, 4: 0.05, 8: 0.04}, 1) == 4
+    assert _long_enough({4: 0.01, 8: 0.03, 12: 0.05, 16: 0.04}, 4) == 12
+    # Where chains never meet all lengths look alike, up to chance.
+    assert _long_enough({1: 0.0100, 2: 0.0101, 4: 0.0102, 8: 0.0103}, 1) == METRIC_STEPS

@@ -30,7 +30,8 @@ MOVING = 0.4  # acceptance from which they do
 # Steps per transition that are tried, in turn, until they are four times those that did best.
 TRAJECTORIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 BEYOND = 4
-ENOUGH = 0.2  # efficiency of a draw below which longer trajectories are taken than pay for themselves
+ENOUGH = 0.2  # efficiency of a draw below which longer trajectories are taken than pay for themselves,
+NEARLY = 0.8  # up to the first with this share of the largest efficiency
 METRIC_WINDOWS = (50, 50, 100, 200)  # transitions after each of which the metric is fitted to the draws,
 METRIC_STEPS = 6  # of so many steps
 
@@ -185,9 +186,14 @@ def _find_length(
 
 
 def _long_enough(tried: dict[int, float], best: int) -> int:
-    """The length that did best per cost, or a longer one where its draws are so correlated that a thousand would not do."""
+    """The length that did best per cost, or a longer one where its draws are so correlated that a thousand would not do.
+
+    Where none is enough, as on sets of several parts, the shortest that is nearly as good as any, and no very short one: windows
+    cannot tell them apart there.
+    """
     enough = (steps for steps in tried if steps >= best and tried[steps] >= ENOUGH)
-    return next(enough, max(tried, key=lambda steps: tried[steps]))
+    nearly = (steps for steps in tried if tried[steps] >= NEARLY * max(tried.values()))
+    return next(enough, max(METRIC_STEPS, next(nearly)))
 
 
 def _dense_or_not(windows: Windows, dense: Stage, trajectories: Sequence[int]) -> Stage:
@@ -220,23 +226,25 @@ def _free_stuck(windows: Windows, stage: Stage) -> tuple[Stage, np.ndarray]:
 
 
 def efficiency(draws: np.ndarray) -> float:
-    """1/τ of draws (time, chain, coordinate), at most 1, for the worst τ = 1 + 2Σρ_k of all coordinates and their squares.
+    """1/√(τ τ') of draws (time, chain, coordinate), at most 1: the worst τ = 1 + 2Σρ_k of all coordinates and their squares.
 
-    Correlations ρ_k at lag k are about the mean over all chains, so that chains which differ count as slow. The sum ends where
-    two successive ones add up to less than 0 (Geyer 1992). Coordinates that the constraint fixes, up to roundings, have none.
+    The correlations ρ_k at lag k are about the mean of all chains in τ, so that chains which differ count as slow, and about each
+    chain's own mean in τ', which tells lengths apart where chains never meet. For chains that mix both are the same. The sums end
+    where two successive ρ_k add up to less than 0 (Geyer 1992). Coordinates that the constraint fixes have none.
     """
     roundings = FIXED * np.finfo(draws.dtype).eps * np.abs(draws).max(axis=(0, 1))
     centred = draws.astype(np.float64) - draws.mean(axis=(0, 1), dtype=np.float64)
     free = np.abs(centred).max(axis=(0, 1)) > roundings
     if not free.any():
         return 1.0
-    worst = 1.0
+    worst = {(0, 1): 1.0, (0,): 1.0}
     for functions in (centred[..., free], centred[..., free] ** 2):
-        functions = functions - functions.mean(axis=(0, 1))
-        functions = functions[..., np.any(functions != 0, axis=(0, 1))]
-        if functions.size:
-            worst = max(worst, float(_correlation_times(functions).max()))
-    return 1 / worst
+        for axes in worst:
+            about = functions - functions.mean(axis=axes, keepdims=True)
+            about = about[..., np.any(about != 0, axis=(0, 1))]
+            if about.size:
+                worst[axes] = max(worst[axes], float(_correlation_times(about).max()))
+    return float(np.prod(list(worst.values())) ** -0.5)
 
 
 def _correlation_times(centred: np.ndarray) -> np.ndarray:
