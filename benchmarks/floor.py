@@ -10,7 +10,6 @@ Random numbers are apart: a step of a chain needs d of them, which can take long
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from provenance import commit, machine, versions
-from speed import in_turns, stepper
+from speed import in_turns, per_step, stepper
 
 import ogradient as og
 from ogradient.geometry.correction import hessian_sum
@@ -168,14 +167,7 @@ def repeated(function: Callable, starts: Any, together: bool) -> Callable[[int],
         # A part of the result that is too small to matter, and that no compiler can leave out.
         return lax.fori_loop(0, times, lambda _, x: x + 1e-12 * each(x), x)
 
-    jax.block_until_ready(run(starts, 1))
-
-    def seconds(times):
-        began = time.perf_counter()
-        jax.block_until_ready(run(starts, times))
-        return (time.perf_counter() - began) / times
-
-    return seconds
+    return per_step(lambda times: run(starts, times))
 
 
 def enough(timer: Callable[[int], float]) -> Callable[[], float]:

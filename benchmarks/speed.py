@@ -33,11 +33,16 @@ def stepper(algorithm, starts):
         return lax.fori_loop(0, steps, body, states)
 
     states = jax.vmap(algorithm.init)(starts)
-    jax.block_until_ready(run(states, 1))
+    return per_step(lambda steps: run(states, steps))
+
+
+def per_step(run):
+    """Seconds per step of run(steps), after a first call that compiles."""
+    jax.block_until_ready(run(1))
 
     def seconds(steps):
         began = time.perf_counter()
-        jax.block_until_ready(run(states, steps))
+        jax.block_until_ready(run(steps))
         return (time.perf_counter() - began) / steps
 
     return seconds
@@ -326,13 +331,7 @@ def income():
         run = partial(run_chunk, problem, kernel, 3, *given, jax.random.key(0), states, jnp.uint32(0))
         row_end, thinning = jnp.int32(10**6), jnp.int32(1)  # no draw is kept
 
-        def seconds(steps=5):
-            began = time.perf_counter()
-            jax.block_until_ready(run(jnp.int32(steps), row_end, thinning, None))
-            return (time.perf_counter() - began) / steps
-
-        seconds(1)
-        return seconds
+        return partial(per_step(lambda steps: run(jnp.int32(steps), row_end, thinning, None)), 5)
 
     eta = 1e-5
     timers = {

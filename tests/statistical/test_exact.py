@@ -199,6 +199,15 @@ def test_the_law_stays_between_many_walls(name, dtype, request):
     check_invariance(known, algorithm, num_chains=1000)
 
 
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="negative control: another mean is another law")
+def test_another_law_between_walls_is_seen():
+    """Draws with mean 0.2, moved by the kernel of the orthant above, which is not compiled again."""
+    make, step_size, num_steps, _ = WALLS["orthant"]
+    other = dataclasses.replace(half_normals(mean=0.2), problem=make().problem)
+    algorithm = og.chmc(other.problem, step_size, num_integration_steps=num_steps)
+    check_invariance(other, algorithm, num_chains=1000)
+
+
 @pytest.mark.slow
 @pytest.mark.xfail(
     raises=AssertionError, strict=True, reason="negative control: bounces change the volume on curved sets"
