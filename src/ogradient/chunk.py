@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ogradient.compilation import compiled
 from ogradient.keys import step_keys
 from ogradient.mapping import chains_together, over_particles
 from ogradient.pace import Pace, follow, own_steps
@@ -30,7 +31,7 @@ CHUNK_ROWS = 4096
 IN_PLACE_BYTES = 2**26  # states from this size on have no second copy
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled(static_argnums=0)
 def start(kernel: Kernel, positions: Position) -> Any:
     """The states of all chains at their positions."""
     return jax.vmap(kernel.init)(positions)
@@ -82,9 +83,9 @@ def many_steps(
     return lax.fori_loop(0, steps, body, (states, rows, counts, pace))
 
 
-run_chunk = jax.jit(many_steps, static_argnums=(1, 2))
+run_chunk = compiled(many_steps, static_argnums=(1, 2))
 # The same with the memory of the states given to their successors: there is one copy of them, and the caller's is gone.
-run_chunk_in_place = jax.jit(many_steps, static_argnums=(1, 2), donate_argnames="states")
+run_chunk_in_place = compiled(many_steps, static_argnums=(1, 2), donate_argnames="states")
 
 
 def large(states: Any) -> bool:

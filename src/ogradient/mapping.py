@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ogradient.compilation import compiled
 from ogradient.precision import full_precision
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
@@ -40,7 +41,7 @@ def over_draws(function: Callable[[Problem, Position], Any], problem: Problem, d
     return _over_draws(function, problem, jax.tree.map(jnp.asarray, draws))
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled(static_argnums=0)
 def _over_draws(function: Callable[[Problem, Position], Any], problem: Problem, draws: Position) -> Any:
     return over_particles(partial(function, problem), draws, draws_together(problem))
 

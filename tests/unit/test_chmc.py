@@ -9,7 +9,8 @@ import ogradient as og
 from ogradient.geometry import project
 from ogradient.samplers.chmc import _jittered
 from ogradient.samplers.metric import gather, mass_parameters, mass_root
-from ogradient.samplers.rattle import Point, potential_of, trajectory
+from ogradient.samplers.rattle import along_set, potential_of, trajectory
+from ogradient.samplers.solver import place_at
 
 CONSTRAINT = lambda x: jnp.array([jnp.sum(x**2) + 0.3 * x[0] ** 3 - 1, x[0] * x[1] + x[2] - 0.2])
 DIAGONAL = np.array([0.5, 1.0, 2.0, 1.5])
@@ -22,38 +23,57 @@ def setting(measure="conditional", mass=None):
     x = og.land(problem, jnp.array([[0.7, -0.4, 0.5, 0.3]])).position[0]
     root = mass_root(mass_parameters(mass), x)
     potential = potential_of(problem.logdensity_fn, CONSTRAINT, root, measure=measure, curved=True)
-    value, gradient, place = jax.jit(potential)(x)
-    p = jax.jit(project)(place.frame, jax.random.normal(jax.random.key(1), (4,)))
-    return potential, Point(x, p, value, -gradient, place.jacobian, place.frame), root
+    p = jax.jit(lambda x: project(place_at(CONSTRAINT, root, x).frame, jax.random.normal(jax.random.key(1), (4,))))(x)
+    return potential, x, p, root
+
+
+def runner(potential, root, projection="newton", together=True):
+    """(x, p, step size, steps) ↦ the path from there."""
+
+    def run(x, p, step_size, steps):
+        advance = along_set(CONSTRAINT, root, step_size, projection, flat=False, together=together)
+        return trajectory(potential, advance, x, p, step_size, steps)
+
+    return jax.jit(run)
 
 
 @pytest.mark.parametrize("projection", ["newton", "chord"])
 @pytest.mark.parametrize("mass", [None, DIAGONAL, DENSE], ids=["unit", "diagonal", "dense"])
 def test_trajectories_are_reversible_and_stay_on_the_set(projection, mass, x64):
-    potential, start, root = setting(mass=mass)
-    run = jax.jit(lambda point: trajectory(CONSTRAINT, potential, root, point, jnp.asarray(0.05), 20, projection))
-    end, status, iterations = run(start)
-    assert int(status) == og.Status.OK
-    assert float(jnp.linalg.norm(end.x - start.x)) > 0.3
+    potential, x, p, root = setting(mass=mass)
+    run = runner(potential, root, projection)
+    path = run(x, p, 0.05, 20)
+    start, end = path.start, path.end
+    assert int(path.status) == og.Status.OK
+    np.testing.assert_allclose(start.p, p, atol=1e-14)
+    assert float(start.potential) == pytest.approx(float(potential(x)[0]))
+    assert float(jnp.linalg.norm(end.x - x)) > 0.3
     assert np.abs(CONSTRAINT(end.x)).max() < 1e-14
-    np.testing.assert_allclose(end.frame.jacobian @ end.p, np.zeros(2), atol=1e-12)
-    back, status, _ = run(end._replace(p=-end.p))
-    np.testing.assert_allclose(back.x, start.x, atol=1e-10)
-    np.testing.assert_allclose(back.p, -start.p, atol=1e-10)
-    assert 0 < int(iterations) < 20 * 2 * 30
+    np.testing.assert_allclose(place_at(CONSTRAINT, root, end.x).frame.jacobian @ end.p, np.zeros(2), atol=1e-12)
+    back = run(end.x, -end.p, 0.05, 20).end
+    np.testing.assert_allclose(back.x, x, atol=1e-10)
+    np.testing.assert_allclose(back.p, -p, atol=1e-10)
+    assert 0 < int(path.iterations) < 20 * 2 * 30
+
+
+def test_there_and_back_may_be_computed_one_after_the_other(x64):
+    potential, x, p, root = setting(mass=DENSE)
+    together, apart = (runner(potential, root, together=together)(x, p, 0.05, 20) for together in (True, False))
+    assert int(apart.status) == og.Status.OK
+    assert int(apart.iterations) == int(together.iterations)
+    np.testing.assert_allclose(apart.end.x, together.end.x, atol=1e-13)
 
 
 @pytest.mark.parametrize("mass", [DIAGONAL, DENSE], ids=["diagonal", "dense"])
 @pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
 def test_energy_error_is_of_second_order(measure, mass, x64):
-    potential, start, root = setting(measure, mass)
-    energy = lambda point: point.potential + 0.5 * point.p @ point.p
-    run = jax.jit(lambda step_size, steps: trajectory(CONSTRAINT, potential, root, start, step_size, steps, "newton"))
+    potential, x, p, root = setting(measure, mass)
+    run = runner(potential, root)
     errors = []
     for halvings in range(4):
-        end, status, _ = run(jnp.asarray(0.1 / 2**halvings), jnp.int32(10 * 2**halvings))
-        assert int(status) == og.Status.OK
-        errors.append(abs(float(energy(end) - energy(start))))
+        path = run(x, p, 0.1 / 2**halvings, 10 * 2**halvings)
+        assert int(path.status) == og.Status.OK
+        errors.append(abs(float(path.end.energy - path.start.energy)))
     slopes = np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
     np.testing.assert_allclose(slopes[-2:], 2, atol=0.25)
 
@@ -61,7 +81,7 @@ def test_energy_error_is_of_second_order(measure, mass, x64):
 @pytest.mark.parametrize("mass", [DIAGONAL, DENSE], ids=["diagonal", "dense"])
 @pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
 def test_potential_and_its_gradient(measure, mass, x64):
-    potential, start, root = setting(measure, mass)
+    potential, x, _, root = setting(measure, mass)
     inverse_mass = mass if mass.ndim == 2 else np.diag(mass)
 
     def definition(x):
@@ -71,9 +91,9 @@ def test_potential_and_its_gradient(measure, mass, x64):
             half = half - 0.5 * jnp.linalg.slogdet(J @ J.T)[1]
         return half - PROBLEM.logdensity_fn(x)
 
-    value, gradient, _ = jax.jit(potential)(start.x)
-    np.testing.assert_allclose(value, definition(start.x), rtol=1e-10)
-    np.testing.assert_allclose(gradient, gather(root, jax.jit(jax.grad(definition))(start.x)), rtol=1e-8, atol=1e-10)
+    value, gradient, _ = jax.jit(potential)(x)
+    np.testing.assert_allclose(value, definition(x), rtol=1e-10)
+    np.testing.assert_allclose(gradient, gather(root, jax.jit(jax.grad(definition))(x)), rtol=1e-8, atol=1e-10)
 
 
 def test_a_dense_diagonal_is_the_diagonal(x64):

@@ -7,9 +7,9 @@ import pytest
 
 import ogradient as og
 from ogradient.geometry import project
-from ogradient.samplers.rattle import Point, potential_of
-from ogradient.samplers.solver import reach
-from ogradient.samplers.walls import Walls, _root_left, _upward_root, trajectory_inside
+from ogradient.samplers.rattle import potential_of, trajectory
+from ogradient.samplers.solver import place_at, reach
+from ogradient.samplers.walls import Walls, _root_left, _upward_root, between_walls
 
 D = 4
 nothing = lambda x: jnp.zeros((0,), x.dtype)
@@ -26,47 +26,45 @@ CASES = {  # g, h, R, step size, whether ℓ is 0: where paths are straight, wha
 
 
 def moves(name, num_steps=3, straight=False):
-    """Start, end, status, ℓ and bounces of a trajectory for a key, and the same from the end; and the start's neighbours."""
+    """The paths from some starts, those from their ends with −p, and log |det| of the first, by differences."""
     constraint, bounds, root, step_size, _ = CASES[name]
     root, epsilon = jnp.asarray(root), jnp.asarray(step_size)
     m = constraint(jnp.ones(D)).size
     potential = potential_of(
         lambda x: 0.5 * jnp.sum(jnp.sin(2 * x)), constraint, root, measure="conditional", curved=True
     )
-    walls = Walls(constraint, bounds, root, "newton", straight)
+    advance = between_walls(Walls(constraint, bounds, root, "newton", straight), epsilon)
     # One compilation for all: batches of one size.
-    run = jax.jit(jax.vmap(lambda point: trajectory_inside(walls, potential, point, epsilon, jnp.int32(num_steps))))
+    run = jax.jit(jax.vmap(lambda x, p: trajectory(potential, advance, x, p, epsilon, jnp.int32(num_steps))))
+    place = lambda x: place_at(constraint, root, x)
 
-    def point(x, p):
-        value, gradient, place = potential(x)
-        return Point(x, project(place.frame, p), value, -gradient, place.jacobian, place.frame)
-
-    def basis(frame):
-        return jnp.linalg.svd(frame.jacobian)[2][m:] if m else jnp.eye(D)
+    def basis(x):
+        return jnp.linalg.svd(place(x).frame.jacobian)[2][m:] if m else jnp.eye(D)
 
     def begin(key):
         x = jnp.abs(jax.random.normal(key, (D,))) + jnp.array([0.0, 0.5, 0.0, 0.0])
         x = x * 2 / jnp.sum(x) if name.startswith("simplex") else x / jnp.linalg.norm(x)
-        return point(x, jax.random.normal(jax.random.fold_in(key, 1), (D,)))
+        return x, project(place(x).frame, jax.random.normal(jax.random.fold_in(key, 1), (D,)))
 
-    def beside(start, shift):
+    def beside(x, p, shift):
         """A neighbour of a start, by a shift in coordinates of its tangent space."""
-        along, kick = shift[: D - m] @ basis(start.frame), shift[D - m :] @ basis(start.frame)
-        return point(reach(constraint, root, start.place, along, "newton").x, start.p + kick)
+        along, kick = shift[: D - m] @ basis(x), shift[D - m :] @ basis(x)
+        return reach(constraint, root, place(x), along, "newton").x, p + kick
 
     def seen(end, other):
         """Where a neighbour ends, in coordinates of the tangent space of the end."""
         inverse = jnp.linalg.inv(root) if root.ndim == 2 else jnp.diag(1 / root)
-        ends = basis(end.frame)
+        ends = basis(end.x)
         return jnp.concatenate([ends @ (inverse @ (other.x - end.x)), ends @ (other.p - end.p)])
 
-    start = jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(0), 40))
-    end, *there = run(start)
-    back, *again = run(end._replace(p=-end.p))
-    beside, seen = jax.jit(jax.vmap(beside, (0, None))), jax.jit(jax.vmap(seen))
-    ends = [seen(end, run(beside(start, shift))[0]) for one in 1e-6 * np.eye(2 * (D - m)) for shift in (one, -one)]
+    x, p = jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(0), 40))
+    there = run(x, p)
+    back = run(there.end.x, -there.end.p)
+    beside, seen = jax.jit(jax.vmap(beside, (0, 0, None))), jax.jit(jax.vmap(seen))
+    shifts = [shift for one in 1e-6 * np.eye(2 * (D - m)) for shift in (one, -one)]
+    ends = [seen(there.end, run(*beside(x, p, shift)).end) for shift in shifts]
     slopes = np.stack([(plus - minus) / 2e-6 for plus, minus in zip(ends[::2], ends[1::2], strict=True)], axis=1)
-    return start, end, back, there, again, np.linalg.slogdet(slopes)[1]
+    return there, back, np.linalg.slogdet(slopes)[1]
 
 
 WAYS = [("simplex, dense", True), ("orthant of a sphere, dense", False), ("curved walls, dense", False)]
@@ -78,17 +76,17 @@ SLOW_WAYS = [("orthant", True), ("orthant", False), ("simplex, dense", False), (
 )
 def test_trajectories_that_bounce_are_reversible_and_keep_volume(name, straight, x64):
     constraint, bounds, _, _, flat = CASES[name]
-    moved = moves(name, straight=straight)
-    start, end, back, (status, _, volume, bounces), (status_back, _, volume_back, _), measured = moved
-    fine = np.asarray(status) == og.Status.OK
+    there, back, measured = moves(name, straight=straight)
+    start, end, volume = there.start, there.end, there.volume
+    fine = np.asarray(there.status) == og.Status.OK
     assert fine.mean() > 0.7
-    np.testing.assert_array_equal(status_back[fine], og.Status.OK)
-    assert np.mean(np.asarray(bounces)[fine] > 0) > 0.5
+    np.testing.assert_array_equal(back.status[fine], og.Status.OK)
+    assert np.mean(np.asarray(there.bounces)[fine] > 0) > 0.5
     assert float(jnp.max(jax.vmap(bounds)(end.x)[fine])) < 1e-12
     assert np.abs(jax.vmap(constraint)(end.x)[fine]).max(initial=0) < 1e-13
-    np.testing.assert_allclose(back.x[fine], start.x[fine], atol=1e-9)
-    np.testing.assert_allclose(back.p[fine], -start.p[fine], atol=1e-9)
-    np.testing.assert_allclose(volume[fine], -volume_back[fine], atol=1e-9)
+    np.testing.assert_allclose(back.end.x[fine], start.x[fine], atol=1e-9)
+    np.testing.assert_allclose(back.end.p[fine], -start.p[fine], atol=1e-9)
+    np.testing.assert_allclose(volume[fine], -back.volume[fine], atol=1e-9)
     # A neighbour that meets another wall has no derivative here: few do.
     errors = np.abs(np.asarray(measured - volume)[fine])
     assert np.median(errors) < 1e-7
@@ -103,22 +101,20 @@ def test_straight_legs_are_those_that_a_search_finds(name, x64):
     potential = potential_of(lambda x: 0.0 * jnp.sum(x), constraint, root, measure="conditional", curved=False)
 
     def both(key):
-        x = jnp.abs(jax.random.normal(key, (D,)))
-        value, gradient, place = potential(x * 2 / jnp.sum(x))
-        p = project(place.frame, jax.random.normal(jax.random.fold_in(key, 1), (D,)))
-        start = Point(place.x, p, value, -gradient, place.jacobian, place.frame)
-        ways = (Walls(constraint, bounds, root, "newton", straight) for straight in (True, False))
-        return [trajectory_inside(walls, potential, start, jnp.asarray(5 * step_size), 1) for walls in ways]
+        x, epsilon = jnp.abs(jax.random.normal(key, (D,))), jnp.asarray(5 * step_size)
+        x, p = x * 2 / jnp.sum(x), jax.random.normal(jax.random.fold_in(key, 1), (D,))
+        walls = (Walls(constraint, bounds, root, "newton", straight) for straight in (True, False))
+        return [trajectory(potential, between_walls(one, epsilon), x, p, epsilon, 1) for one in walls]
 
     straight, searched = jax.jit(jax.vmap(both))(jax.random.split(jax.random.key(1), 200))
-    np.testing.assert_array_equal(straight[1], og.Status.OK)
+    np.testing.assert_array_equal(straight.status, og.Status.OK)
     # A start outside, or a corner, is all that they may see differently.
-    fine = np.asarray(searched[1]) == og.Status.OK
+    fine = np.asarray(searched.status) == og.Status.OK
     assert fine.mean() > 0.9
-    assert np.asarray(straight[4])[fine].mean() > 1
-    np.testing.assert_array_equal(straight[4][fine], searched[4][fine])
-    np.testing.assert_allclose(straight[0].x[fine], searched[0].x[fine], atol=1e-9)
-    np.testing.assert_allclose(straight[0].p[fine], searched[0].p[fine], atol=1e-9)
+    assert np.asarray(straight.bounces)[fine].mean() > 1
+    np.testing.assert_array_equal(straight.bounces[fine], searched.bounces[fine])
+    np.testing.assert_allclose(straight.end.x[fine], searched.end.x[fine], atol=1e-9)
+    np.testing.assert_allclose(straight.end.p[fine], searched.end.p[fine], atol=1e-9)
 
 
 def test_roots_of_the_quadratic():

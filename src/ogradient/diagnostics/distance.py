@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ogradient.compilation import compiled
 from ogradient.diagnostics.mixing import evenly_spaced
 from ogradient.geometry import frame_at, landing
 from ogradient.mapping import draws_together, over_draws, over_particles
@@ -64,7 +65,7 @@ def _distances(problem: Problem, position: Position) -> tuple[Array, ...]:
     return x, frame.value, norms, jnp.abs(frame.value) / safe, whole, rounding
 
 
-@jax.jit
+@compiled
 def _bends(problem: Problem, draws: Position) -> Array:
     """(n, m): root mean square over j of n_k(x_i)·(y_j − y_i), with y the draws brought nearer to the set by Newton steps."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from ogradient.compilation import compiled
 
 BLOCK = 256  # rows of the distance matrix in memory together
 
@@ -73,7 +73,7 @@ def _total_distance(z: np.ndarray, w: np.ndarray) -> float:
     return float(np.asarray(_row_sums(jnp.asarray(z), jnp.asarray(w), min(BLOCK, len(z))), np.float64).sum())
 
 
-@partial(jax.jit, static_argnums=2)
+@compiled(static_argnums=2)
 def _row_sums(z: Array, w: Array, block: int) -> Array:
     # Differences, not ‖z‖² + ‖w‖² − 2z·w, which would lose all digits between near points in float32.
     row = lambda point: jnp.sum(jnp.linalg.norm(w - point[None], axis=1))

@@ -13,7 +13,6 @@ the sums over groups, which are independent whatever happens within them: slow m
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ogradient.compilation import compiled
 from ogradient.geometry import Frame, random_signs, stein_drift
 from ogradient.geometry.boundary import boundary_weight
 from ogradient.mapping import draws_together, over_particles
@@ -29,7 +29,7 @@ from ogradient.problem.functions import Position, first_of
 from ogradient.stein import RKHSKernel, imq, median_bandwidth, rbf, squared_distances
 
 WIDE = (1.0, 10.0)  # bandwidths of the wide kernels, in median squared distances
-_median_bandwidth = jax.jit(median_bandwidth)
+_median_bandwidth = compiled(median_bandwidth)
 
 
 class KSD(NamedTuple):
@@ -173,7 +173,7 @@ def _labels(groups: np.ndarray | None, n: int, statistic: str, flip_probability:
     return labels
 
 
-@partial(jax.jit, static_argnums=2)
+@compiled(static_argnums=2)
 def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) -> tuple[Array, Array, Frame]:
     """Flat positions, a, and the frames of all draws.
 
@@ -190,7 +190,7 @@ def _geometry(problem: Problem, draws: Position, block_size: int, key: Array) ->
     return over_particles(one, (jax.tree.map(jnp.asarray, draws), keys), block_size)
 
 
-@partial(jax.jit, static_argnums=4)
+@compiled(static_argnums=4)
 def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_size: int) -> tuple[Array, Array]:
     """The boundary weights b (n,) of all draws, and D∇b (n, d)."""
     unravel = problem.flatten(first_of(draws))[3]
@@ -198,7 +198,7 @@ def _boundary(problem: Problem, draws: Position, frames: Frame, h: Array, block_
     return boundary_weight(lambda x: problem.inequality_value(unravel(x)), frames, x, h, block_size)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@compiled(static_argnums=(0, 1))
 def _rows(
     kernels: tuple[RKHSKernel, ...], block_size: int, bandwidths: Array, draws: _Draws, labels: Array, signs: Array
 ) -> tuple[Array, ...]:

@@ -13,13 +13,13 @@ added up to make x (a coordinate that is 0 on the set has none of its own), or o
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ogradient.compilation import compiled
 from ogradient.geometry import ConstraintFn, Frame, frame_at, landing, row_lengths, solve, value_and_jacobian
 from ogradient.mapping import over_particles
 from ogradient.problem import Problem
@@ -50,7 +50,12 @@ def rounding_level(jacobian: Array, size: Array) -> Array:
     on the set has no size of its own. Nothing below the smallest normal number is asked for.
     """
     info = jnp.finfo(size.dtype)
-    return ROUNDINGS * (info.eps * (jnp.abs(jacobian) @ jnp.maximum(size, info.tiny / info.eps)) + info.tiny)
+    return ROUNDINGS * (info.eps * weighted_sum(jnp.abs(jacobian), jnp.maximum(size, info.tiny / info.eps)) + info.tiny)
+
+
+def weighted_sum(rows: Array, vector: Array) -> Array:
+    """The product of rows (m, d) and a vector (d,). One row is multiplied and summed: XLA compiles this better."""
+    return rows @ vector if rows.shape[0] != 1 else jnp.sum(rows * vector[None], axis=1)
 
 
 def land(problem: Problem, positions: Position, *, max_iterations: int = MAX_ITERATIONS) -> Landing:
@@ -95,7 +100,7 @@ def units_of(points: Any, xp: Any = jnp) -> Any:
     return xp.where(unequal, xp.where(free, spread, smallest), 1.0)
 
 
-@partial(jax.jit, static_argnums=2)
+@compiled(static_argnums=2)
 def _land_all(problem: Problem, positions: Position, max_iterations: int) -> Landing:
     together = None if problem.data is None else 1  # data take memory for each point
     units = units_of(jax.vmap(lambda position: problem.flatten(position)[0])(positions))

@@ -32,6 +32,8 @@ from ogradient.status import SamplingError, Status, warn
 from ogradient.trace import Trace
 from ogradient.warmup.choose import check_name, choose
 
+NUM_WARMUP = 1000  # steps, where nothing else is known
+
 
 def sample(
     seed: int | Array,
@@ -41,7 +43,7 @@ def sample(
     algorithm: SamplingAlgorithm | Trace | str | None = None,
     num_chains: int | None = None,
     spread: Any = None,
-    num_warmup: int = 1000,
+    num_warmup: int | None = None,
     num_samples: int = 1000,
     thinning: int = 1,
     tolerance: float | None = None,
@@ -68,7 +70,9 @@ def sample(
         num_chains: how many chains begin at one start, or are drawn from a function (8). Particles, for ensemble samplers.
         spread: standard deviation of Gaussian noise that is added to one start, for each chain: a number, or a pytree like a
             position. None: all chains begin at the same place, and part in warm-up.
-        num_warmup: steps before the first draw; their draws are not kept (use 0 to keep everything).
+        num_warmup: steps before the first draw; their draws are not kept (use 0 to keep everything). None is 1,000. Where the
+            settings of an exact sampler are tuned here, which takes chains some hundred transitions, None is twenty
+            autocorrelation times more, between 100 and 1,000.
         num_samples: draws to keep per chain.
         thinning: steps per kept draw; the others are never stored.
         tolerance: the largest mean |g| of a row of the constraint that the tuned O-Langevin may have; its step size
@@ -97,7 +101,7 @@ def sample(
     >>> trace["x"].shape, bool(trace.summary().loc["|equality[0]|", "mean"] < 0.05)
     ((8, 500, 2), True)
     """
-    num_warmup = _whole("num_warmup", num_warmup, 0)
+    num_warmup = None if num_warmup is None else _whole("num_warmup", num_warmup, 0)
     num_samples, thinning = _whole("num_samples", num_samples, 1), _whole("thinning", thinning, 1)
     chunk_size = None if chunk_size is None else _whole("chunk_size", chunk_size, 1)
     key = as_key(seed)
@@ -127,7 +131,8 @@ def sample(
         algorithm = algorithm_of(algorithm, problem)
     if resume is None:
         done = 0
-        chosen, states = _begin(problem, initial_positions, algorithm, key, tolerance, target_accept, progress)
+        chosen, states, enough = _begin(problem, initial_positions, algorithm, key, tolerance, target_accept, progress)
+        num_warmup = enough if num_warmup is None else num_warmup
     else:
         chosen, states, num_warmup, done = continue_run(resume, problem, initial_positions, algorithm, key, thinning)
         thinning = resume.provenance["thinning"]
@@ -184,8 +189,8 @@ def _begin(
     tolerance: float | None,
     target_accept: float | None,
     progress: bool,
-) -> tuple[SamplingAlgorithm, Any]:
-    """Check the starts, tune where that is asked for, land where the algorithm needs it: the algorithm and its states."""
+) -> tuple[SamplingAlgorithm, Any, int]:
+    """Check the starts, tune where that is asked for, land where the algorithm needs it: algorithm, states, steps of warm-up."""
     if positions is None:
         raise ValueError("initial_positions is missing: give starts with the chains as their first axis.")
     if algorithm is None or isinstance(algorithm, str):
@@ -193,7 +198,8 @@ def _begin(
         positions = check_positions(problem, positions)
         limits = {"tolerance": tolerance, "target_accept": target_accept}
         found = choose(problem, positions, key, algorithm, progress=progress, **limits)
-        return found.algorithm, start(kernel_of(found.algorithm), found.positions)
+        states = start(kernel_of(found.algorithm), found.positions)
+        return found.algorithm, states, found.found.get("num_warmup", NUM_WARMUP)
     kernel = kernel_of(algorithm)
     positions = check_positions(problem, positions, ensemble=kernel.ensemble)
     if isinstance(algorithm.step, BoundStep) and algorithm.step.problem is not problem:
@@ -215,7 +221,8 @@ def _begin(
     positions = bring_inside(problem, positions, ensemble=kernel.ensemble) if every_draw else positions
     settings = settings_of(algorithm)
     check_start(problem, positions, settings, constrained=constrained, every_draw=every_draw, ensemble=kernel.ensemble)
-    return algorithm, start(kernel, land_starts(problem, positions) if kernel.obeys == "exact" else positions)
+    positions = land_starts(problem, positions) if kernel.obeys == "exact" else positions
+    return algorithm, start(kernel, positions), NUM_WARMUP
 
 
 def _deliver(trace: Trace, run: Run, interrupted: bool, throw: bool) -> Trace:

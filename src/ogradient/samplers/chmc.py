@@ -29,7 +29,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from ogradient.geometry import ConstraintFn, is_affine, project
+from ogradient.geometry import ConstraintFn, is_affine
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
@@ -41,9 +41,11 @@ from ogradient.samplers.base import (
     step_size_at,
 )
 from ogradient.samplers.metric import mass_parameters, mass_root
-from ogradient.samplers.rattle import Point, potential_of, trajectory
-from ogradient.samplers.walls import Walls, trajectory_inside
+from ogradient.samplers.rattle import along_set, potential_of, trajectory
+from ogradient.samplers.walls import Walls, between_walls, without_force_outside
 from ogradient.status import Status
+
+TOGETHER = 2**12  # numbers in J up to which the moves there and back are computed side by side
 
 
 class ConstrainedState(NamedTuple):
@@ -140,33 +142,33 @@ class CHMC:
         potential = potential_of(logdensity, equality, root, measure=problem.measure, curved=curved)
 
         momentum_key, accept_key = jax.random.split(key)
-        value, gradient, place = potential(x)
         p = jax.random.normal(momentum_key, x.shape, x.dtype)
         if momentum is not None:
             p = jnp.sqrt(1 - self.refreshment) * momentum + jnp.sqrt(self.refreshment) * p
-        start = Point(x, project(place.frame, p), value, -gradient, place.jacobian, place.frame)
-        volume, crowded = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
         if problem.inequality is None:
-            steps = (epsilon, num_steps, projection)
-            end, status, iterations = trajectory(equality, potential, root, start, *steps, flat=flat)
+            small = problem.data is None and x.size * jax.eval_shape(equality, x).size <= TOGETHER
+            advance = along_set(equality, root, epsilon, projection, flat=flat, together=small)
         else:
+            potential = without_force_outside(potential)
             walls = Walls(equality, bounds, root, projection, flat and is_affine(bounds, x))
-            end, status, iterations, volume, bounces = trajectory_inside(walls, potential, start, epsilon, num_steps)
-            # Where log π is flat every step is accepted, however long: a bounce for every second coordinate is enough.
-            most = (1 + 0.5 * min(jax.eval_shape(bounds, x).size, x.size)) * jnp.asarray(num_steps).astype(x.dtype)
-            crowded = jnp.minimum(most / jnp.maximum(bounces, 1).astype(x.dtype), 1.0)
+            advance = between_walls(walls, epsilon)
+        path = trajectory(potential, advance, x, p, epsilon, num_steps)
+        start, end = path.start, path.end
+        # Where log π is flat every step is accepted, however long: a bounce for every second coordinate is enough.
+        most = (1 + 0.5 * min(jax.eval_shape(bounds, x).size, x.size)) * jnp.asarray(num_steps).astype(x.dtype)
+        crowded = jnp.minimum(most / jnp.maximum(path.bounces, 1).astype(x.dtype), 1.0)
 
-        energy, new_energy = start.potential + 0.5 * start.p @ start.p, end.potential + 0.5 * end.p @ end.p
-        reached = (status == Status.OK) & jnp.all(bounds(end.x) <= 0) & jnp.all(jnp.isfinite(end.x))
+        energy, new_energy = start.energy, end.energy
+        reached = (path.status == Status.OK) & jnp.all(bounds(end.x) <= 0) & jnp.all(jnp.isfinite(end.x))
         # An infinite energy is a rejected move like any other: the chain has not left its place. NaN at a point of the set is
         # a fault of the log density, and is said.
         valid = reached & jnp.isfinite(new_energy)
-        rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy + volume, 0.0)), 0.0)
+        rate = jnp.where(valid, jnp.exp(jnp.minimum(energy - new_energy + path.volume, 0.0)), 0.0)
         accepted = jax.random.uniform(accept_key, (), x.dtype) < rate
-        status = jnp.where((status == Status.OK) & place.frame.deficient, jnp.int32(Status.RANK_DEFICIENT), status)
+        status = jnp.where((path.status == Status.OK) & path.deficient, jnp.int32(Status.RANK_DEFICIENT), path.status)
         status = jnp.where(reached & jnp.isnan(end.potential), jnp.int32(Status.NON_FINITE), status)
         x, p = jnp.where(accepted, end.x, x), jnp.where(accepted, end.p, -start.p)
-        return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), iterations, rate * crowded)
+        return x, p, (status, rate, accepted, jnp.where(accepted, new_energy, energy), path.iterations, rate * crowded)
 
 
 def make_exact(

@@ -6,36 +6,69 @@ The equations are in `chmc.py`. Positions are in the user's coordinates, momenta
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, factor, project, solve
+from ogradient.geometry import ConstraintFn, factor, project, solve
 from ogradient.geometry.correction import hessian_sum
 from ogradient.geometry.land import rounding_level
 from ogradient.samplers.metric import gather, spread
-from ogradient.samplers.solver import Place, place_at, reach
+from ogradient.samplers.solver import Place, Reached, place_at, reach
 from ogradient.status import Status
 
 
 class Point(NamedTuple):
-    """A phase-space point with everything a step needs at it."""
+    """A phase-space point of a trajectory."""
 
     x: Array
     p: Array  # in coordinates of unit mass
     potential: Array
-    force: Array  # −Rᵀ∇V, which acts on p
-    jacobian: Array  # J
-    frame: Frame  # of the rows J R, so that its Gram matrix is G_M
 
     @property
-    def place(self) -> Place:
-        """Without the momentum."""
-        return Place(self.x, self.jacobian, self.frame)
+    def energy(self) -> Array:
+        """V + ½‖p‖²."""
+        return self.potential + 0.5 * self.p @ self.p
 
 
+class Visit(NamedTuple):
+    """A point at which a trajectory arrived, and what a step that ended here, or begins here, needs of it."""
+
+    place: Place
+    p: Array
+    gradient: Array  # Rᵀ∇V, which acts on p
+    before: Array  # x of the point before,
+    before_value: Array  # and g there
+    arrived: Array  # whether there is a point before
+    leaves: Array  # whether the trajectory goes on
+
+
+class Move(NamedTuple):
+    """From one point to the next."""
+
+    x: Array
+    led: Array  # the momentum that led there, neither kicked nor projected
+    status: Array
+    iterations: Array  # of solvers
+    volume: Array  # log of how much the volume of phase space changes
+    bounces: Array
+
+
+class Path(NamedTuple):
+    """A trajectory: both ends, how it ended, and sums over its moves."""
+
+    start: Point
+    end: Point
+    status: Array
+    iterations: Array
+    volume: Array
+    bounces: Array
+    deficient: Array  # whether rows of g depend on each other at the start
+
+
+Advance = Callable[[Visit], Move]
 Potential = Callable[[Array], tuple[Array, Array, Place]]
 
 
@@ -64,55 +97,79 @@ def potential_of(
 
 
 def trajectory(
-    constraint: ConstraintFn,
-    potential: Potential,
-    root: Array,
-    start: Point,
-    epsilon: Array,
-    num_steps: int | Array,
-    projection: str,
-    *,
-    flat: bool = False,
-) -> tuple[Point, Array, Array]:
-    """`num_steps` RATTLE steps, each checked; a failure ends it. On a `flat` set every step is reversible.
+    potential: Potential, advance: Advance, x: Array, p: Array, epsilon: Array, num_steps: int | Array
+) -> Path:
+    """`num_steps` steps from x with momentum p, which is projected first; a failure ends it.
 
-    Mapped chains wait for each other, in the loop over steps and in every projection. One that has failed, or that did not land
-    and has no way back to look for, asks for nothing more.
+    One loop over all points, the start among them: it evaluates the potential once at each, so that one evaluation is compiled.
+    At every point p gets half a kick of the step that led there, and `advance` makes the next half and the next move.
     """
-    single = isinstance(num_steps, int) and num_steps == 1
+    zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
 
-    def keep_going(carry: tuple[Point, Array, Array, Array]) -> Array:
-        _, status, _, done = carry
-        return (status == Status.OK) & (done < num_steps)
+    def keep_going(carry: Any) -> Array:
+        path, done = carry[0], carry[-1]
+        return (path.status == Status.OK) & (done <= num_steps)
 
-    def body(carry: tuple[Point, Array, Array, Array]) -> tuple[Point, Array, Array, Array]:
-        point, _, iterations, done = carry
-        active = keep_going(carry)
-        half = point.p + 0.5 * epsilon * point.force
-        there = reach(constraint, root, point.place, epsilon * half, projection, active)
-        value, gradient, place = potential(there.x)
-        # The move over ε is the momentum that led there; its kick and projection make it the new one.
-        p = project(place.frame, there.move / epsilon - 0.5 * epsilon * gradient)
-        same, iterations = jnp.ones((), bool), iterations + there.iterations
-        if not flat:
-            back_move = -epsilon * (p + 0.5 * epsilon * gradient)
-            back = reach(constraint, root, place, back_move, projection, active & there.landed)
-            same = back.landed & came_back(place, point.place, back.x, back.size)
-            iterations = iterations + back.iterations
-        outcome = jnp.where(there.landed, jnp.where(same, Status.OK, Status.NOT_REVERSIBLE), Status.SOLVER_DIVERGED)
-        moved = Point(there.x, p, value, -gradient, place.jacobian, place.frame)
-        point = jax.tree.map(lambda new, old: jnp.where(outcome == Status.OK, new, old), moved, point)
-        return point, outcome.astype(jnp.int32), iterations, done + 1
+    def body(carry: Any) -> Any:
+        path, x, led, before, before_value, done = carry
+        first, going = done == 0, keep_going(carry)
+        value, gradient, place = potential(x)
+        p = project(place.frame, led - jnp.where(first, 0.0, 0.5 * epsilon * gradient))
+        here = Point(x, p, value)
+        visit = Visit(place, p, gradient, before, before_value, going & ~first, going & (done < num_steps))
+        move = advance(visit)
+        path = Path(
+            jax.tree.map(lambda new, old: jnp.where(first, new, old), here, path.start),
+            here,
+            move.status,
+            path.iterations + move.iterations,
+            path.volume + move.volume,
+            path.bounces + move.bounces,
+            jnp.where(first, place.frame.deficient, path.deficient),
+        )
+        return path, move.x, move.led, x, place.frame.value, done + 1
 
-    zero = jnp.zeros((), jnp.int32)
-    carry = (start, zero, zero, zero)
-    return (body(carry) if single else lax.while_loop(keep_going, body, carry))[:3]
+    here = Point(x, p, zero)
+    path = Path(here, here, none, none, zero, none, jnp.zeros((), bool))
+    no_value = jnp.zeros_like(jax.eval_shape(potential, x)[2].frame.value)
+    return lax.while_loop(keep_going, body, (path, x, p, x, no_value, none))[0]
 
 
-def came_back(end: Place, start: Place, back: Array, size: Array) -> Array:
+def along_set(
+    constraint: ConstraintFn, root: Array, epsilon: Array, projection: str, *, flat: bool, together: bool
+) -> Advance:
+    """Moves along {g = 0}: there to the next point, and back to the one before, which must be the same.
+
+    Both begin at the same point, so one solver is compiled for the two. It runs them `together`, side by side, or one after the
+    other, which wastes nothing at the two ends of a trajectory. On a `flat` set every step is reversible.
+    """
+
+    def advance(visit: Visit) -> Move:
+        place, p, kick = visit.place, visit.p, 0.5 * epsilon * visit.gradient
+        solve_for = lambda move: reach(constraint, root, place, move[0], projection, move[1])
+        ahead, same = (epsilon * (p - kick), visit.leaves), jnp.ones((), bool)
+        if flat or place.frame.value.size == 0:
+            there = solve_for(ahead)
+            iterations = there.iterations
+        else:
+            # One that did not arrive has no way back to look for.
+            both = jax.tree.map(lambda *ways: jnp.stack(ways), ahead, (-epsilon * (p + kick), visit.arrived))
+            ends = jax.vmap(solve_for)(both) if together else lax.map(solve_for, both)
+            there, back = (jax.tree.map(lambda leaf, way=way: leaf[way], ends) for way in (0, 1))
+            same = ~visit.arrived | (back.landed & came_back(place, visit.before, visit.before_value, back))
+            iterations = there.iterations + back.iterations
+        landed = there.landed | ~visit.leaves
+        status = jnp.where(same, jnp.where(landed, Status.OK, Status.SOLVER_DIVERGED), Status.NOT_REVERSIBLE)
+        zero, none = jnp.zeros((), p.dtype), jnp.zeros((), jnp.int32)
+        return Move(there.x, there.move / epsilon, status.astype(jnp.int32), iterations, zero, none)
+
+    return advance
+
+
+def came_back(end: Place, start: Array, start_value: Array, back: Reached) -> Array:
     """Whether the reverse move from `end` returned to the start, by every row of g in its own units."""
     weights = jnp.abs(end.jacobian)
     # What is left of g at the start is within its roundings, and the way back does without it.
-    roundings = 4 * (rounding_level(weights, size) + jnp.abs(start.frame.value))
-    allowed = jnp.sqrt(jnp.finfo(back.dtype).eps) * (weights @ jnp.abs(end.x - start.x)) + roundings
-    return jnp.all(weights @ jnp.abs(back - start.x) <= allowed)
+    roundings = 4 * (rounding_level(weights, back.size) + jnp.abs(start_value))
+    allowed = jnp.sqrt(jnp.finfo(start.dtype).eps) * (weights @ jnp.abs(end.x - start)) + roundings
+    return jnp.all(weights @ jnp.abs(back.x - start) <= allowed)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ogradient.geometry import ConstraintFn, Frame, dependent_rows, factor, row_lengths, value_and_jacobian
-from ogradient.geometry.land import rounding_level
+from ogradient.geometry.land import rounding_level, weighted_sum
 from ogradient.samplers.metric import gather, spread
 
 NEWTON_ITERATIONS = 12  # a quadratic iteration that is not near the set by then will not get there,
@@ -143,9 +143,9 @@ def _settle(
     """
     off, weights, root_eps = jnp.abs(value), jnp.abs(place.jacobian), jnp.sqrt(jnp.finfo(x.dtype).eps)
     # Small is small against the move to here, not against the proposal, which may be far outside the set.
-    small = root_eps * (weights @ jnp.abs(x - place.x))
+    small = root_eps * weighted_sum(weights, jnp.abs(x - place.x))
     rounded = off <= jnp.minimum(loose, root_eps * row_lengths(place.frame.jacobian) * row_lengths(move[None])[0])
-    calm = jnp.all(rounded | ((off <= small) & (weights @ jnp.abs(step) <= small)))
+    calm = jnp.all(rounded | ((off <= small) & (weighted_sum(weights, jnp.abs(step)) <= small)))
     waited = jnp.where(calm & ~(largest < settling.best), settling.waited + 1, 0)
     best = jnp.where(calm, jnp.minimum(settling.best, largest), jnp.inf)
     rose = calm & (settling.rose | ((settling.waited > 0) & (largest > 1.25 * settling.size)))

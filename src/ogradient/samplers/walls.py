@@ -24,7 +24,7 @@ from jax import Array, lax
 from ogradient.geometry import ConstraintFn, project, row_lengths, solve
 from ogradient.geometry.land import rounding_level
 from ogradient.samplers.metric import gather, spread, unit_lengths
-from ogradient.samplers.rattle import Point, Potential, came_back
+from ogradient.samplers.rattle import Advance, Move, Potential, Visit, came_back
 from ogradient.samplers.solver import Place, Reached, place_at, reach
 from ogradient.samplers.straight import earliest, straight_legs
 from ogradient.status import Status
@@ -69,32 +69,26 @@ class Leg(NamedTuple):
     iterations: Array
 
 
-def trajectory_inside(
-    walls: Walls, potential: Potential, start: Point, epsilon: Array, num_steps: int | Array
-) -> tuple[Point, Array, Array, Array, Array]:
-    """`num_steps` steps inside h ≤ 0: the end, how it ended, iterations of solvers, ℓ, and bounces; a failure ends it."""
+def between_walls(walls: Walls, epsilon: Array) -> Advance:
+    """Moves along {g = 0} inside h ≤ 0, from wall to wall."""
 
-    def keep_going(carry: Any) -> Array:
-        _, status, _, _, _, done = carry
-        return (status == Status.OK) & (done < num_steps)
+    def advance(visit: Visit) -> Move:
+        p = project(visit.place.frame, visit.p - 0.5 * epsilon * visit.gradient)
+        leg = (_straight if walls.flat else _legs)(walls, visit.place, p, epsilon, visit.leaves)
+        status = jnp.where(visit.leaves, leg.status, Status.OK)
+        return Move(leg.place.x, leg.p, status, leg.iterations, leg.volume, leg.bounces)
 
-    def body(carry: Any) -> Any:
-        point, _, iterations, volume, bounces, done = carry
-        p = project(point.frame, point.p + 0.5 * epsilon * point.force)
-        leg = (_straight if walls.flat else _legs)(walls, point.place, p, epsilon, keep_going(carry))
-        value, gradient, place = potential(leg.place.x)
-        # Where h ≤ 0 fails by a rounding log π may not exist; the move is refused then.
-        gradient = jnp.where(jnp.all(jnp.isfinite(gradient)), gradient, 0.0)
-        p = project(place.frame, leg.p - 0.5 * epsilon * gradient)
-        moved = Point(leg.place.x, p, value, -gradient, place.jacobian, place.frame)
-        point = jax.tree.map(lambda new, old: jnp.where(leg.status == Status.OK, new, old), moved, point)
-        sums = iterations + leg.iterations, volume + leg.volume, bounces + leg.bounces
-        return point, leg.status, *sums, done + 1
+    return advance
 
-    zero = jnp.zeros((), jnp.int32)
-    carry = (start, zero, zero, jnp.zeros((), start.x.dtype), zero, zero)
-    single = isinstance(num_steps, int) and num_steps == 1
-    return (body(carry) if single else lax.while_loop(keep_going, body, carry))[:5]
+
+def without_force_outside(potential: Potential) -> Potential:
+    """Where h ≤ 0 fails by a rounding log π may not exist: no force there. A move that ends there is refused."""
+
+    def at(x: Array) -> tuple[Array, Array, Place]:
+        value, gradient, place = potential(x)
+        return value, jnp.where(jnp.all(jnp.isfinite(gradient)), gradient, 0.0), place
+
+    return at
 
 
 def _straight(walls: Walls, place: Place, p: Array, epsilon: Array, active: Array) -> Leg:
@@ -211,7 +205,7 @@ def _came_back(
     if leg.place.frame.value.size == 0:
         return jnp.zeros((), jnp.int32), agrees
     back = reach(walls.constraint, walls.root, end, -hit.time * p, walls.projection, active)
-    same = back.landed & came_back(end, leg.place, back.x, back.size)
+    same = back.landed & came_back(end, leg.place.x, leg.place.frame.value, back)
     return back.iterations, agrees & same
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ogradient.compilation import compiled
 from ogradient.geometry import frame_at, random_signs, row_lengths, steer, value_and_jacobian
 from ogradient.geometry.land import land
 from ogradient.precision import full_precision
@@ -76,7 +76,7 @@ def check_start(
     _warn_capped(values[:, 0], settings)
 
 
-@partial(jax.jit, static_argnums=2)
+@compiled(static_argnums=2)
 def _inspect_all(problem: Problem, positions: Position, constrained: bool) -> dict[str, Array]:
     with full_precision():
         return _inspect_each(problem, positions, constrained)

@@ -20,20 +20,26 @@ from ogradient.problem.functions import Position
 from ogradient.samplers.chmc import CHMC
 from ogradient.samplers.metric import mass_parameters
 from ogradient.warmup.lengths import first_length, flat_points
-from ogradient.warmup.metric import components, first_metric, refit, whiten
+from ogradient.warmup.metric import components, correlation_condition, first_metric, refit, whiten
 
 WINDOW = 100  # transitions of one stage
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
 SHORTER = (0.5, 0.25, 0.125)  # times the step size, tried where a chain does not move
 BEGINNINGS = (1.0, 30.0, 1000.0, 1 / 30)  # times the first step size, tried in turn until chains move
 MOVING = 0.4  # acceptance from which they do
-# Steps per transition that are tried, in turn, until they are four times those that did best.
+# Steps per transition that may be tried.
 TRAJECTORIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-BEYOND = 4
+QUARTER = 1.5  # time in which a Gaussian of unit variances forgets where it was: a quarter of a period. The first length tried,
+BEYOND = 2  # times the best so far: the longest,
+FAR_BEYOND = 4  # or so many times where no length is enough yet
+WORSE = 0.8  # of the best: a shorter length that gains less ends the search for shorter ones
 ENOUGH = 0.2  # efficiency of a draw below which longer trajectories are taken than pay for themselves,
 NEARLY = 0.8  # up to the first with this share of the largest efficiency
 METRIC_WINDOWS = (50, 50, 100, 200)  # transitions after each of which the metric is fitted to the draws,
-METRIC_STEPS = 6  # of so many steps
+METRIC_STEPS = 6  # of so many steps at most
+CORRELATED = 4.0  # condition number of the correlations from which on a metric without them is tried too
+LEAST_WARMUP, MOST_WARMUP = 100, 1000  # transitions of a tuned run before its first draw,
+TIMES = 20  # and how many autocorrelation times they last
 
 
 class Stage(NamedTuple):
@@ -54,8 +60,14 @@ class CHMCTuning(NamedTuple):
     num_integration_steps: int
     inverse_mass: np.ndarray
     acceptance_rate: float
+    efficiency: float  # 1/τ of draws, as far as warm-up could see
     positions: Position
     stuck: np.ndarray  # which chains do not move with these settings
+
+    @property
+    def num_warmup(self) -> int:
+        """Transitions that chains should still make before their draws count: some autocorrelation times."""
+        return int(np.clip(np.ceil(TIMES / max(self.efficiency, 1e-9)), LEAST_WARMUP, MOST_WARMUP))
 
 
 class Windows:
@@ -126,7 +138,7 @@ def tune_chmc(
     windows = Windows(key, problem, kernel, target)
     units = np.asarray(units_of(flat_points(positions), np), np.float64)
     stage = _find_metric(windows, _begin(windows, positions, units), units)
-    stage = _dense_or_not(windows, stage, trajectories)
+    stage, found = _dense_or_not(windows, stage, trajectories)
     stage = windows.run(20, stage, adapt=True)
     stage, stuck = _free_stuck(windows, windows.run(21, stage, adapt=False))
     num_chains = jax.tree.leaves(positions)[0].shape[0]
@@ -135,6 +147,7 @@ def tune_chmc(
         stage.num_integration_steps,
         stage.inverse_mass,
         float(stage.rates[:num_chains].mean()),
+        found.efficiency,
         jax.tree.map(lambda leaf: leaf[:num_chains], stage.states.position),
         stuck[:num_chains],
     )
@@ -160,57 +173,93 @@ def _find_metric(windows: Windows, stage: Stage, units: np.ndarray) -> Stage:
     """The metric, and a step size for it."""
     stage = windows.run(1, stage, adapt=True, num_integration_steps=METRIC_STEPS)
     for number, length in enumerate(METRIC_WINDOWS):
-        stage = windows.run(60 + number, stage, adapt=True, length=length)
+        steps = min(METRIC_STEPS, max(2, round(QUARTER / stage.step_size)))
+        stage = windows.run(60 + number, stage, adapt=True, length=length, num_integration_steps=steps)
         late = stage.draws[length // 4 :]
         metric = refit(windows.problem, stage.states.position, late, stage.inverse_mass, units)
         stage = stage._replace(inverse_mass=metric, step_size=0.5)
     return windows.run(3, stage, adapt=True)
 
 
+class Length(NamedTuple):
+    """A number of steps, the efficiency 1/τ of draws that are so far apart, and that per root of the cost."""
+
+    steps: int
+    efficiency: float
+    gain: float
+
+
 def _find_length(
-    windows: Windows, stage: Stage, trajectories: Sequence[int], common: np.ndarray, *, first: int, least: float = 0.0
-) -> tuple[Stage, float]:
-    """The number of steps with the largest efficiency per root of its cost, and that; 0 where it cannot be more than `least`.
+    windows: Windows,
+    stage: Stage,
+    trajectories: Sequence[int],
+    common: np.ndarray,
+    *,
+    first: int,
+    begin: float,
+    least: float = 0.0,
+) -> tuple[Stage, Length]:
+    """The number of steps with the largest efficiency per root of its cost; its gain is 0 where it cannot be more than `least`.
 
-    Draws are judged in the coordinates of the `common` metric. No efficiency is above 1, which bounds what is worth a try.
+    The search begins near `begin` steps, goes up to a multiple of the best, and then down while that pays. Draws are judged in
+    the coordinates of the `common` metric. No efficiency is above 1, which bounds what is worth a try.
     """
-    best, most, tried = 1, 0.0, {1: 0.0}
-    for number, steps in enumerate(trajectories):
-        if steps > BEYOND * _long_enough(tried, best) or (steps + 0.5) ** -0.5 < max(least, most):
+    tried: dict[int, Length] = {}
+
+    def attempt(steps: int) -> Length:
+        nonlocal stage
+        stage = windows.run(first + trajectories.index(steps), stage, adapt=False, num_integration_steps=steps)
+        share = efficiency(components(whiten(common, stage.draws)))
+        tried[steps] = Length(steps, share, share / (steps + 0.5) ** 0.5)
+        return tried[steps]
+
+    middle = int(np.argmin(np.abs(np.log(np.asarray(trajectories) / begin))))
+    best = Length(0, 0.0, 0.0)
+    for steps in trajectories[middle:]:
+        beyond = BEYOND if best.efficiency >= ENOUGH else FAR_BEYOND
+        too_long = best.steps and steps > beyond * _long_enough(tried, best).steps
+        if too_long or (steps + 0.5) ** -0.5 < max(least, best.gain):
             break
-        stage = windows.run(first + number, stage, adapt=False, num_integration_steps=steps)
-        tried[steps] = efficiency(components(whiten(common, stage.draws)))
-        gain = tried[steps] / (steps + 0.5) ** 0.5
-        best, most = (steps, gain) if gain > most else (best, most)
-    return stage._replace(num_integration_steps=_long_enough(tried, best)), most
+        best = max(best, attempt(steps), key=lambda length: length.gain)
+    for steps in reversed(trajectories[:middle]):
+        if (length := attempt(steps)).gain < WORSE * best.gain:
+            break
+        best = max(best, length, key=lambda length: length.gain)
+    if not tried:
+        return stage, best
+    found = _long_enough(tried, best)
+    return stage._replace(num_integration_steps=found.steps), found._replace(gain=best.gain)
 
 
-def _long_enough(tried: dict[int, float], best: int) -> int:
+def _long_enough(tried: dict[int, Length], best: Length) -> Length:
     """The length that did best per cost, or a longer one where its draws are so correlated that a thousand would not do.
 
     Where none is enough, as on sets of several parts, the shortest that is nearly as good as any, and no very short one: windows
     cannot tell them apart there.
     """
-    enough = (steps for steps in tried if steps >= best and tried[steps] >= ENOUGH)
-    nearly = (steps for steps in tried if tried[steps] >= NEARLY * max(tried.values()))
-    return next(enough, max(METRIC_STEPS, next(nearly)))
+    lengths = [tried[steps] for steps in sorted(tried)]
+    enough = (length for length in lengths if length.steps >= best.steps and length.efficiency >= ENOUGH)
+    most = max(length.efficiency for length in lengths)
+    nearly = next(length for length in lengths if length.efficiency >= NEARLY * most)
+    return next(enough, nearly._replace(steps=max(METRIC_STEPS, nearly.steps)))
 
 
-def _dense_or_not(windows: Windows, dense: Stage, trajectories: Sequence[int]) -> Stage:
+def _dense_or_not(windows: Windows, dense: Stage, trajectories: Sequence[int]) -> tuple[Stage, Length]:
     """The metric and length that are more efficient: with the correlations, or without.
 
     Where a set or a law bends much, the directions of the whole of it are not those of its parts. A diagonal is run as a matrix,
-    so that nothing is compiled for it.
+    so that nothing is compiled for it. Where correlations are weak there is nothing to choose.
     """
     common = dense.inverse_mass
-    dense, most = _find_length(windows, dense, trajectories, common, first=100)
-    if common.ndim == 1:
-        return dense
+    begin = QUARTER / dense.step_size
+    dense, found = _find_length(windows, dense, trajectories, common, first=100, begin=begin)
+    if common.ndim == 1 or correlation_condition(common) < CORRELATED:
+        return dense, found
     variances = np.diag(np.diagonal(common))
     plain = dense._replace(inverse_mass=variances, step_size=0.5, num_integration_steps=METRIC_STEPS)
     plain = windows.run(4, plain, adapt=True)
-    plain, gain = _find_length(windows, plain, trajectories, common, first=200, least=most)
-    return plain if gain > most else dense._replace(states=plain.states)
+    plain, other = _find_length(windows, plain, trajectories, common, first=200, begin=found.steps, least=found.gain)
+    return (plain, other) if other.gain > found.gain else (dense._replace(states=plain.states), found)
 
 
 def _free_stuck(windows: Windows, stage: Stage) -> tuple[Stage, np.ndarray]:

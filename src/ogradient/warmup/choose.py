@@ -161,6 +161,8 @@ def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool)
     found = {
         "step_size": step_size,
         "acceptance_rate": tuned.acceptance_rate,
+        "efficiency": tuned.efficiency,
+        "num_warmup": tuned.num_warmup,
         "stuck_chains": np.flatnonzero(tuned.stuck).tolist(),
     }
     return Tuned(algorithm, tuned.positions, found)

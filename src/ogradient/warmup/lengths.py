@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from ogradient.compilation import compiled
 from ogradient.geometry import frame_at, project, row_lengths
 from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
@@ -25,7 +26,7 @@ def first_length(problem: Problem, positions: Position) -> float:
     return 100 / drift if 0 < length * drift < 1e-3 or (length == 0 and drift > 0) else length or 1.0
 
 
-@jax.jit
+@compiled
 def _lengths_and_drifts(problem: Problem, positions: Position) -> tuple[Array, Array]:
     def look(position: Position) -> tuple[Array, Array]:
         x, drift = problem.flatten(position)[0], tangent_drift(problem, position)

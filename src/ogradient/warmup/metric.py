@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from ogradient.compilation import compiled
 from ogradient.geometry import value_and_jacobian
 from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
@@ -28,6 +29,13 @@ COMPONENTS = 10  # directions of largest variance that lengths are judged by, be
 def first_metric(units: np.ndarray) -> np.ndarray:
     """The metric to begin with: squares of units, as a matrix where it is going to be one."""
     return np.diag(units**2) if 1 < units.size <= DENSE_LIMIT else units**2
+
+
+def correlation_condition(inverse_mass: np.ndarray) -> float:
+    """How many times as large the largest eigenvalue of its correlations is as the least."""
+    scale = np.sqrt(np.diagonal(inverse_mass))
+    values = np.linalg.eigvalsh(inverse_mass / scale[:, None] / scale[None])
+    return float(values[-1] / max(values[0], np.finfo(float).tiny))
 
 
 def whiten(inverse_mass: np.ndarray, draws: np.ndarray) -> np.ndarray:
@@ -80,7 +88,7 @@ def _mean_projector(rows: np.ndarray) -> np.ndarray:
     return np.einsum("nki,nkj->ij", directions, directions) / len(unit)
 
 
-@jax.jit
+@compiled
 def _jacobians(problem: Problem, positions: Position) -> Array:
     def rows(position: Position) -> Array:
         x, _, constraint, _ = problem.flatten(position)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ogradient.compilation import compiled
 from ogradient.geometry import frame_at, landing
 from ogradient.geometry.land import land
 from ogradient.precision import full_precision
@@ -107,7 +108,7 @@ def _trial(
     return position, seen
 
 
-@jax.jit
+@compiled
 def _window(
     problem: Problem, length: Array, key: Array, positions: Position, eta: Array
 ) -> tuple[Position, Array, Array]:
