@@ -3,10 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
-# Tests of mechanics spend their time on compiling. With this option XLA takes two thirds of it, for programs that are as right
-# and a little slower. Laws run on programs compiled as users have them.
-QUICK := XLA_FLAGS="$(XLA_FLAGS) --xla_cpu_use_fusion_emitters=false"
+# Tests spend their time on compiling. The library compiles its programs with this option; here the tests' own have it too.
+PYTEST := XLA_FLAGS="$(XLA_FLAGS) --xla_cpu_use_fusion_emitters=false" $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 MECHANICS := tests/unit tests/contract
 LAWS := tests/statistical tests/property tests/interop
 
@@ -28,11 +26,11 @@ demo: install
 
 test: install
 	@$(MAKE) --no-print-directory unit
-	$(QUICK) $(PYTEST) -m "not slow" tests/integration
+	$(PYTEST) -m "not slow" tests/integration
 	@$(MAKE) --no-print-directory laws
 
 unit: install
-	$(QUICK) $(PYTEST) -m "not slow" $(MECHANICS)
+	$(PYTEST) -m "not slow" $(MECHANICS)
 
 laws: install
 	$(PYTEST) -m "not slow" $(LAWS)

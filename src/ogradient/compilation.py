@@ -42,6 +42,12 @@ class _Compiled:
         options = quick_options()
         return jax.jit(self.__wrapped__, compiler_options=options, **self._settings) if options else self._inner  # type: ignore[attr-defined]
 
+    def __getattr__(self, name: str) -> Any:
+        # What `jax.jit` offers beside a call: lower, eval_shape, clear_cache, ...
+        if name.startswith("__") or name == "program":
+            raise AttributeError(name)
+        return getattr(self.program, name)
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arguments, named)))
         return (self._inner if traced else self.program)(*arguments, **named)

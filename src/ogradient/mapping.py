@@ -33,6 +33,15 @@ def chains_together(problem: Problem) -> int | None:
     return 1 if large and jax.default_backend() == "cpu" else None
 
 
+def ways_together() -> bool:
+    """Whether the ways there and back of an exact step are computed side by side.
+
+    An accelerator has room for both, and half as many loops to wait for. On a CPU one after the other is faster: nothing is
+    computed for the way that a trajectory's ends do not have.
+    """
+    return jax.default_backend() != "cpu"
+
+
 def over_draws(function: Callable[[Problem, Position], Any], problem: Problem, draws: Position) -> Any:
     """A function of the problem and one draw, over all draws (first axis), compiled.
 

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from ogradient.warmup.chmc import ENOUGH, METRIC_STEPS, _long_enough, efficiency
+from ogradient.warmup.chmc import (
+    ENOUGH,
+    METRIC_STEPS,
+    TRAJECTORIES,
+    CHMCTuning,
+    Length,
+    Stage,
+    _find_length,
+    _long_enough,
+    efficiency,
+)
 
 
 def autoregression(rho, length=2000, chains=16, seed=0):
@@ -48,9 +58,71 @@ def test_fixed_coordinates_play_no_part():
     assert efficiency(np.full((50, 4, 2), 3.0)) == 1.0
 
 
+def long_enough(efficiencies, best):
+    tried = {steps: Length(steps, share, share / (steps + 0.5) ** 0.5) for steps, share in efficiencies.items()}
+    return _long_enough(tried, tried[best]).steps
+
+
 def test_longer_trajectories_are_taken_where_draws_are_too_correlated():
-    assert _long_enough({1: 0.3, 2: 0.35, 4: 0.5}, 1) == 1
-    assert _long_enough({1: 0.1, 2: 0.15, 4: ENOUGH, 8: 0.5}, 1) == 4
-    assert _long_enough({4: 0.01, 8: 0.03, 12: 0.05, 16: 0.04}, 4) == 12
+    assert long_enough({1: 0.3, 2: 0.35, 4: 0.5}, 1) == 1
+    assert long_enough({1: 0.1, 2: 0.15, 4: ENOUGH, 8: 0.5}, 1) == 4
+    assert long_enough({8: 0.5, 4: ENOUGH, 2: 0.15, 1: 0.1}, 1) == 4
+    assert long_enough({4: 0.01, 8: 0.03, 12: 0.05, 16: 0.04}, 4) == 12
     # Where chains never meet all lengths look alike, up to chance.
-    assert _long_enough({1: 0.0100, 2: 0.0101, 4: 0.0102, 8: 0.0103}, 1) == METRIC_STEPS
+    assert long_enough({1: 0.0100, 2: 0.0101, 4: 0.0102, 8: 0.0103}, 1) == METRIC_STEPS
+
+
+class Pretended:
+    """Windows whose draws have a correlation that the length decides, and an acceptance rate that may fall with it."""
+
+    target = 0.8
+
+    def __init__(self, correlation, acceptance=lambda steps: 0.8):
+        self.correlation, self.acceptance, self.tried = correlation, acceptance, []
+
+    def run(self, number, stage, *, adapt, num_integration_steps):
+        self.tried.append(num_integration_steps)
+        draws = autoregression(self.correlation(num_integration_steps), length=400, seed=number)
+        rates = np.full(16, self.acceptance(num_integration_steps))
+        return stage._replace(num_integration_steps=num_integration_steps, rates=rates, draws=draws)
+
+
+def search(windows, begin, **settings):
+    none = np.zeros(0)
+    stage = Stage(0.5, 1, np.ones(1), None, none, none)
+    return _find_length(windows, stage, TRAJECTORIES, np.ones(1), first=0, begin=begin, **settings)[1]
+
+
+@pytest.mark.parametrize("begin", [1.0, 3.0, 20.0])
+def test_the_best_length_is_found_from_below_and_from_above(begin):
+    """Draws forget as cos(0.25 L) does: a quarter of a period is about six steps, and three or four pay best."""
+    windows = Pretended(lambda steps: np.cos(min(0.25 * steps, np.pi / 2)))
+    found = search(windows, begin)
+    assert found.steps in (4, 6)
+    assert found.gain == pytest.approx(found.efficiency / (found.steps + 0.5) ** 0.5)
+    assert max(windows.tried) <= 24
+
+
+def test_slow_draws_are_worth_long_trajectories():
+    windows = Pretended(lambda steps: np.exp(-steps / 40))
+    assert search(windows, 3.0).steps >= 16
+
+
+def test_nothing_longer_is_tried_where_few_moves_are_accepted():
+    windows = Pretended(lambda steps: 0.99, lambda steps: 0.8 if steps < 8 else 0.3)
+    search(windows, 3.0)
+    assert max(windows.tried) == 8
+
+
+def test_what_cannot_be_better_is_not_tried():
+    windows = Pretended(lambda steps: 0.0)
+    search(windows, 6.0, least=0.5)
+    assert max(windows.tried) == 3
+    windows = Pretended(lambda steps: 0.9)
+    search(windows, 6.0, least=0.3)
+    assert max(windows.tried) <= 12
+
+
+def test_warm_up_lasts_some_autocorrelation_times():
+    tuning = lambda efficiency: CHMCTuning(0.5, 1, np.ones(1), 0.8, efficiency, None, np.zeros(1, bool))
+    assert [tuning(share).num_warmup for share in (1.0, 0.1, 0.0)] == [100, 200, 1000]

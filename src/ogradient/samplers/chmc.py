@@ -30,6 +30,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from ogradient.geometry import ConstraintFn, is_affine
+from ogradient.mapping import ways_together
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
@@ -44,8 +45,6 @@ from ogradient.samplers.metric import mass_parameters, mass_root
 from ogradient.samplers.rattle import along_set, potential_of, trajectory
 from ogradient.samplers.walls import Walls, between_walls, without_force_outside
 from ogradient.status import Status
-
-TOGETHER = 2**12  # numbers in J up to which the moves there and back are computed side by side
 
 
 class ConstrainedState(NamedTuple):
@@ -146,8 +145,7 @@ class CHMC:
         if momentum is not None:
             p = jnp.sqrt(1 - self.refreshment) * momentum + jnp.sqrt(self.refreshment) * p
         if problem.inequality is None:
-            small = problem.data is None and x.size * jax.eval_shape(equality, x).size <= TOGETHER
-            advance = along_set(equality, root, epsilon, projection, flat=flat, together=small)
+            advance = along_set(equality, root, epsilon, projection, flat=flat, together=ways_together())
         else:
             potential = without_force_outside(potential)
             walls = Walls(equality, bounds, root, projection, flat and is_affine(bounds, x))

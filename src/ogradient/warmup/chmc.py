@@ -32,6 +32,7 @@ TRAJECTORIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384
 QUARTER = 1.5  # time in which a Gaussian of unit variances forgets where it was: a quarter of a period. The first length tried,
 BEYOND = 2  # times the best so far: the longest,
 FAR_BEYOND = 4  # or so many times where no length is enough yet
+FALLING = 0.6  # of the target: acceptance below which nothing longer is tried
 WORSE = 0.8  # of the best: a shorter length that gains less ends the search for shorter ones
 ENOUGH = 0.2  # efficiency of a draw below which longer trajectories are taken than pay for themselves,
 NEARLY = 0.8  # up to the first with this share of the largest efficiency
@@ -178,7 +179,8 @@ def _find_metric(windows: Windows, stage: Stage, units: np.ndarray) -> Stage:
         late = stage.draws[length // 4 :]
         metric = refit(windows.problem, stage.states.position, late, stage.inverse_mass, units)
         stage = stage._replace(inverse_mass=metric, step_size=0.5)
-    return windows.run(3, stage, adapt=True)
+    # Longer trajectories have larger errors: what suits short ones would not suit those.
+    return windows.run(3, stage, adapt=True, num_integration_steps=METRIC_STEPS)
 
 
 class Length(NamedTuple):
@@ -215,13 +217,16 @@ def _find_length(
 
     middle = int(np.argmin(np.abs(np.log(np.asarray(trajectories) / begin))))
     best = Length(0, 0.0, 0.0)
+    too_costly = lambda steps: (steps + 0.5) ** -0.5 < max(least, best.gain)
     for steps in trajectories[middle:]:
-        beyond = BEYOND if best.efficiency >= ENOUGH else FAR_BEYOND
+        beyond = BEYOND if best.efficiency >= ENOUGH or best.gain < least else FAR_BEYOND
         too_long = best.steps and steps > beyond * _long_enough(tried, best).steps
-        if too_long or (steps + 0.5) ** -0.5 < max(least, best.gain):
+        # Errors grow with the length: where few are accepted, a step that suits longer ones would be another one.
+        too_wrong = best.steps and stage.rates.mean() < FALLING * windows.target
+        if too_long or too_wrong or too_costly(steps):
             break
         best = max(best, attempt(steps), key=lambda length: length.gain)
-    for steps in reversed(trajectories[:middle]):
+    for steps in (steps for steps in reversed(trajectories[:middle]) if not too_costly(steps)):
         if (length := attempt(steps)).gain < WORSE * best.gain:
             break
         best = max(best, length, key=lambda length: length.gain)
