@@ -40,7 +40,7 @@ class _Compiled:
     def program(self) -> Any:
         """The function under `jax.jit`. Made when first called: importing a library must not start JAX's devices."""
         options = quick_options()
-        return jax.jit(self.__wrapped__, compiler_options=options, **self._settings) if options else self._inner  # type: ignore[attr-defined]
+        return jax.jit(self.__wrapped__, compiler_options=options, **self._settings) if options else self._inner
 
     def __getattr__(self, name: str) -> Any:
         # What `jax.jit` offers beside a call: lower, eval_shape, clear_cache, ...
