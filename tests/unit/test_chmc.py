@@ -32,7 +32,7 @@ def runner(potential, root, projection="newton", together=True):
 
     def run(x, p, step_size, steps):
         advance = along_set(CONSTRAINT, root, step_size, projection, flat=False, together=together)
-        return trajectory(potential, advance, x, p, step_size, steps)
+        return trajectory(potential, advance, root, x, p, step_size, steps)
 
     return jax.jit(run)
 

@@ -35,7 +35,7 @@ def moves(name, num_steps=3, straight=False):
     )
     advance = between_walls(Walls(constraint, bounds, root, "newton", straight), epsilon)
     # One compilation for all: batches of one size.
-    run = jax.jit(jax.vmap(lambda x, p: trajectory(potential, advance, x, p, epsilon, jnp.int32(num_steps))))
+    run = jax.jit(jax.vmap(lambda x, p: trajectory(potential, advance, root, x, p, epsilon, jnp.int32(num_steps))))
     place = lambda x: place_at(constraint, root, x)
 
     def basis(x):
@@ -104,7 +104,7 @@ def test_straight_legs_are_those_that_a_search_finds(name, x64):
         x, epsilon = jnp.abs(jax.random.normal(key, (D,))), jnp.asarray(5 * step_size)
         x, p = x * 2 / jnp.sum(x), jax.random.normal(jax.random.fold_in(key, 1), (D,))
         walls = (Walls(constraint, bounds, root, "newton", straight) for straight in (True, False))
-        return [trajectory(potential, between_walls(one, epsilon), x, p, epsilon, 1) for one in walls]
+        return [trajectory(potential, between_walls(one, epsilon), root, x, p, epsilon, 1) for one in walls]
 
     straight, searched = jax.jit(jax.vmap(both))(jax.random.split(jax.random.key(1), 200))
     np.testing.assert_array_equal(straight.status, og.Status.OK)

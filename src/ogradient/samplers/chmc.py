@@ -150,7 +150,7 @@ class CHMC:
             potential = without_force_outside(potential)
             walls = Walls(equality, bounds, root, projection, flat and is_affine(bounds, x))
             advance = between_walls(walls, epsilon)
-        path = trajectory(potential, advance, x, p, epsilon, num_steps)
+        path = trajectory(potential, advance, root, x, p, epsilon, num_steps)
         start, end = path.start, path.end
         # Where log π is flat every step is accepted, however long: a bounce for every second coordinate is enough.
         most = (1 + 0.5 * min(jax.eval_shape(bounds, x).size, x.size)) * jnp.asarray(num_steps).astype(x.dtype)

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from ogradient.geometry import ConstraintFn, factor, project, solve
 from ogradient.geometry.correction import hessian_sum
-from ogradient.geometry.land import rounding_level
+from ogradient.geometry.land import rounding_level, weighted_sum
 from ogradient.samplers.metric import gather, spread
 from ogradient.samplers.solver import Place, Reached, place_at, reach
 from ogradient.status import Status
@@ -40,7 +40,7 @@ class Visit(NamedTuple):
     p: Array
     gradient: Array  # Rᵀ∇V, which acts on p
     before: Array  # x of the point before,
-    before_value: Array  # and g there
+    before_left: Array  # and how far g's roundings leave it off the set
     arrived: Array  # whether there is a point before
     leaves: Array  # whether the trajectory goes on
 
@@ -97,7 +97,7 @@ def potential_of(
 
 
 def trajectory(
-    potential: Potential, advance: Advance, x: Array, p: Array, epsilon: Array, num_steps: int | Array
+    potential: Potential, advance: Advance, root: Array, x: Array, p: Array, epsilon: Array, num_steps: int | Array
 ) -> Path:
     """`num_steps` steps from x with momentum p, which is projected first; a failure ends it.
 
@@ -111,12 +111,12 @@ def trajectory(
         return (path.status == Status.OK) & (done <= num_steps)
 
     def body(carry: Any) -> Any:
-        path, x, led, before, before_value, done = carry
+        path, x, led, before, before_left, done = carry
         first, going = done == 0, keep_going(carry)
         value, gradient, place = potential(x)
         p = project(place.frame, led - jnp.where(first, 0.0, 0.5 * epsilon * gradient))
         here = Point(x, p, value)
-        visit = Visit(place, p, gradient, before, before_value, going & ~first, going & (done < num_steps))
+        visit = Visit(place, p, gradient, before, before_left, going & ~first, going & (done < num_steps))
         move = advance(visit)
         path = Path(
             jax.tree.map(lambda new, old: jnp.where(first, new, old), here, path.start),
@@ -127,12 +127,11 @@ def trajectory(
             path.bounces + move.bounces,
             jnp.where(first, place.frame.deficient, path.deficient),
         )
-        return path, move.x, move.led, x, place.frame.value, done + 1
+        return path, move.x, move.led, x, left_over(root, place), done + 1
 
     here = Point(x, p, zero)
     path = Path(here, here, none, none, zero, none, jnp.zeros((), bool))
-    no_value = jnp.zeros_like(jax.eval_shape(potential, x)[2].frame.value)
-    return lax.while_loop(keep_going, body, (path, x, p, x, no_value, none))[0]
+    return lax.while_loop(keep_going, body, (path, x, p, x, jnp.zeros_like(x), none))[0]
 
 
 def along_set(
@@ -156,7 +155,7 @@ def along_set(
             both = jax.tree.map(lambda *ways: jnp.stack(ways), ahead, (-epsilon * (p + kick), visit.arrived))
             ends = jax.vmap(solve_for)(both) if together else lax.map(solve_for, both)
             there, back = (jax.tree.map(lambda leaf, way=way: leaf[way], ends) for way in (0, 1))
-            same = ~visit.arrived | (back.landed & came_back(place, visit.before, visit.before_value, back))
+            same = ~visit.arrived | (back.landed & came_back(place, visit.before, visit.before_left, back))
             iterations = there.iterations + back.iterations
         landed = there.landed | ~visit.leaves
         status = jnp.where(same, jnp.where(landed, Status.OK, Status.SOLVER_DIVERGED), Status.NOT_REVERSIBLE)
@@ -166,10 +165,17 @@ def along_set(
     return advance
 
 
-def came_back(end: Place, start: Array, start_value: Array, back: Reached) -> Array:
-    """Whether the reverse move from `end` returned to the start, by every row of g in its own units."""
+def left_over(root: Array, place: Place) -> Array:
+    """How far x is off the set, (d,): M⁻¹Jᵀ G_M⁻¹g, by what is left of g within its roundings."""
+    return jnp.abs(spread(root, solve(place.frame, place.frame.value) @ place.frame.jacobian))
+
+
+def came_back(end: Place, start: Array, left: Array, back: Reached) -> Array:
+    """Whether the reverse move from `end` returned to the start, by every row of g in its own units.
+
+    The way back does without what is `left` of g at the start, in whatever row: rows share coordinates.
+    """
     weights = jnp.abs(end.jacobian)
-    # What is left of g at the start is within its roundings, and the way back does without it.
-    roundings = 4 * (rounding_level(weights, back.size) + jnp.abs(start_value))
-    allowed = jnp.sqrt(jnp.finfo(start.dtype).eps) * (weights @ jnp.abs(end.x - start)) + roundings
-    return jnp.all(weights @ jnp.abs(back.x - start) <= allowed)
+    roundings = 4 * (rounding_level(weights, back.size) + weighted_sum(weights, left))
+    allowed = jnp.sqrt(jnp.finfo(start.dtype).eps) * weighted_sum(weights, jnp.abs(end.x - start)) + roundings
+    return jnp.all(weighted_sum(weights, jnp.abs(back.x - start)) <= allowed)

@@ -24,7 +24,7 @@ from jax import Array, lax
 from ogradient.geometry import ConstraintFn, project, row_lengths, solve
 from ogradient.geometry.land import rounding_level
 from ogradient.samplers.metric import gather, spread, unit_lengths
-from ogradient.samplers.rattle import Advance, Move, Potential, Visit, came_back
+from ogradient.samplers.rattle import Advance, Move, Potential, Visit, came_back, left_over
 from ogradient.samplers.solver import Place, Reached, place_at, reach
 from ogradient.samplers.straight import earliest, straight_legs
 from ogradient.status import Status
@@ -205,7 +205,7 @@ def _came_back(
     if leg.place.frame.value.size == 0:
         return jnp.zeros((), jnp.int32), agrees
     back = reach(walls.constraint, walls.root, end, -hit.time * p, walls.projection, active)
-    same = back.landed & came_back(end, leg.place.x, leg.place.frame.value, back)
+    same = back.landed & came_back(end, leg.place.x, left_over(walls.root, leg.place), back)
     return back.iterations, agrees & same
 
 
