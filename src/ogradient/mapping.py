@@ -33,13 +33,13 @@ def chains_together(problem: Problem) -> int | None:
     return 1 if large and jax.default_backend() == "cpu" else None
 
 
-def ways_together() -> bool:
+def ways_together(problem: Problem) -> bool:
     """Whether the ways there and back of an exact step are computed side by side.
 
-    An accelerator has room for both, and half as many loops to wait for. On a CPU one after the other is faster: nothing is
-    computed for the way that a trajectory's ends do not have.
+    An accelerator has room for both, and half as many loops to wait for. On a CPU, and over data, one after the other is faster:
+    nothing is computed for the way that the ends of a trajectory do not have.
     """
-    return jax.default_backend() != "cpu"
+    return jax.default_backend() != "cpu" and problem.data is None
 
 
 def over_draws(function: Callable[[Problem, Position], Any], problem: Problem, draws: Position) -> Any:

@@ -145,7 +145,7 @@ class CHMC:
         if momentum is not None:
             p = jnp.sqrt(1 - self.refreshment) * momentum + jnp.sqrt(self.refreshment) * p
         if problem.inequality is None:
-            advance = along_set(equality, root, epsilon, projection, flat=flat, together=ways_together())
+            advance = along_set(equality, root, epsilon, projection, flat=flat, together=ways_together(problem))
         else:
             potential = without_force_outside(potential)
             walls = Walls(equality, bounds, root, projection, flat and is_affine(bounds, x))

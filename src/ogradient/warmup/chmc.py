@@ -25,8 +25,10 @@ from ogradient.warmup.metric import components, correlation_condition, first_met
 WINDOW = 100  # transitions of one stage
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
 SHORTER = (0.5, 0.25, 0.125)  # times the step size, tried where a chain does not move
-BEGINNINGS = (1.0, 30.0, 1000.0, 1 / 30)  # times the first step size, tried in turn until chains move
-MOVING = 0.4  # acceptance from which they do
+# Times the first step size: tried in turn, for some transitions each, until chains move,
+BEGINNINGS = (1.0, 1 / 8, 1 / 64, 1 / 512, 1 / 4096, 1 / 32768, 30.0, 1000.0)
+GLANCE = 10
+MOVING = 0.4  # which they do from this acceptance on
 # Steps per transition that may be tried.
 TRAJECTORIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 QUARTER = 1.5  # time in which a Gaussian of unit variances forgets where it was: a quarter of a period. The first length tried,
@@ -161,13 +163,14 @@ def _begin(windows: Windows, positions: Position, units: np.ndarray) -> Stage:
     states = with_companion(states) if jax.tree.leaves(positions)[0].shape[0] == 1 else states
     none = np.zeros(0)
     first = Stage(step_size, 3, first_metric(units), states, none, none)
-    # A step can be too short as well as too long: below the roundings of g no move is told from the next.
-    begun = []
+    # A step can be too short as well as too long: below the roundings of g no move is told from the next. Dual averaging knows
+    # only of the latter, and would make steps ever shorter where none is accepted. So look first.
+    seen = []
     for number, times in enumerate(BEGINNINGS):
-        begun.append(windows.run(40 + number, first, adapt=True, step_size=times * step_size))
-        if begun[-1].rates.mean() > MOVING:
+        seen.append(windows.run(40 + number, first, adapt=False, length=GLANCE, step_size=times * step_size))
+        if seen[-1].rates.mean() > MOVING:
             break
-    return max(begun, key=lambda stage: float(stage.rates.mean()))
+    return windows.run(48, max(seen, key=lambda stage: float(stage.rates.mean())), adapt=True)
 
 
 def _find_metric(windows: Windows, stage: Stage, units: np.ndarray) -> Stage:
