@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import ogradient as og
+from ogradient import compilation
 
 STARTS = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
 DESCENT = optax.sgd(0.05)
@@ -193,3 +194,22 @@ def test_settings_without_a_hash_run():
     problem = plain()
     assert run(0, problem, lambda p: og.langevin(p, Decay())).num_draws == 120
     assert run(0, problem, lambda p: og.svgd(p, 0.1, rkhs_kernel=og.rbf(jnp.float32(1.0)))).num_draws == 120
+
+
+def test_programs_are_compiled_quickly_and_an_unknown_option_is_left_out(monkeypatch):
+    assert compilation.quick_options() == compilation.QUICK
+    monkeypatch.setattr(compilation, "QUICK", {"xla_no_such_option": False})
+    compilation.quick_options.cache_clear()
+    try:
+        assert compilation.quick_options() is None
+        double = compilation.compiled(lambda x: 2 * x)
+        assert float(double(1.0)) == 2.0
+    finally:
+        compilation.quick_options.cache_clear()
+
+
+def test_a_compiled_function_can_be_part_of_another():
+    problem = plain()
+    landed = jax.jit(lambda x: og.land(problem, x).position)(STARTS)
+    np.testing.assert_allclose(landed, og.land(problem, STARTS).position, atol=1e-6)
+    assert np.abs(jax.vmap(problem.equality_value)(landed)).max() < 1e-5

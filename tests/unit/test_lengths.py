@@ -1,8 +1,11 @@
 """How long trajectories should be: autocorrelation times of short windows, and what follows from them."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import ogradient as og
 from ogradient.warmup.chmc import (
     ENOUGH,
     METRIC_STEPS,
@@ -126,3 +129,14 @@ def test_what_cannot_be_better_is_not_tried():
 def test_warm_up_lasts_some_autocorrelation_times():
     tuning = lambda efficiency: CHMCTuning(0.5, 1, np.ones(1), 0.8, efficiency, None, np.zeros(1, bool))
     assert [tuning(share).num_warmup for share in (1.0, 0.1, 0.0)] == [100, 200, 1000]
+
+
+def test_a_first_step_that_is_far_too_long_is_shortened_before_it_is_adapted():
+    """A law far narrower than the distance of its starts from 0. Below 1e-7 of that, no step is told from the next."""
+    problem = og.Problem(
+        lambda x: -0.5 * jnp.sum(((x - 100.0) / 1e-2) ** 2), lambda x: jnp.sum((x - 100.0) ** 2) - 6e-4
+    )
+    starts = 100 + 1e-2 * jax.random.normal(jax.random.key(0), (8, 6))
+    found = og.tune(0, problem, starts, progress=False).found
+    assert found["acceptance_rate"] > 0.6
+    assert found["stuck_chains"] == []
