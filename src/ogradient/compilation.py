@@ -33,36 +33,32 @@ class _Compiled:
 
     def __init__(self, function: Callable[..., Any], settings: dict[str, Any]) -> None:
         functools.update_wrapper(self, function)
-        self._settings = settings
-        self._inner = jax.jit(function, **settings)
+        self.plain = jax.jit(function, **settings)
+        self.quick = jax.jit(function, compiler_options=dict(QUICK), **settings)
 
-    @functools.cached_property
+    @property
     def program(self) -> Any:
-        """The function under `jax.jit`. Made when first called: importing a library must not start JAX's devices."""
-        options = quick_options()
-        return jax.jit(self.__wrapped__, compiler_options=options, **self._settings) if options else self._inner
+        """The function under `jax.jit`, with the options where they are of use."""
+        return self.quick if _Compiled.known and jax.default_backend() == "cpu" else self.plain
+
+    known = True  # whether this jaxlib knows the options, as far as is known
 
     def __getattr__(self, name: str) -> Any:
         # What `jax.jit` offers beside a call: lower, eval_shape, clear_cache, ...
-        if name.startswith("__") or name == "program":
+        if name.startswith("__") or name in ("plain", "quick"):
             raise AttributeError(name)
         return getattr(self.program, name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arguments, named)))
-        return (self._inner if traced else self.program)(*arguments, **named)
-
-
-@functools.cache
-def quick_options() -> dict[str, str | bool] | None:
-    """`QUICK`, or None where it is of no use: on other devices, and for a jaxlib that does not know it."""
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        jax.jit(lambda: 0).lower().compile(compiler_options=QUICK)
-    except Exception:  # XLA's error for an option that it does not have is a bare RuntimeError
-        return None
-    return dict(QUICK)
+        try:
+            return (self.plain if traced else self.program)(*arguments, **named)
+        except jax.errors.JaxRuntimeError as error:
+            # XLA looks at options before it does anything.
+            if "No such compile option" not in str(error):
+                raise
+            _Compiled.known = False
+            return self.plain(*arguments, **named)
 
 
 def keep_compiled_programs() -> Path | None:

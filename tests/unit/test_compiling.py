@@ -196,16 +196,15 @@ def test_settings_without_a_hash_run():
     assert run(0, problem, lambda p: og.svgd(p, 0.1, rkhs_kernel=og.rbf(jnp.float32(1.0)))).num_draws == 120
 
 
-def test_programs_are_compiled_quickly_and_an_unknown_option_is_left_out(monkeypatch):
-    assert compilation.quick_options() == compilation.QUICK
+def test_programs_are_compiled_with_options_and_without_those_that_xla_does_not_know(monkeypatch):
+    double = compilation.compiled(lambda x: 2 * x)
+    assert float(double(1.0)) == 2.0
+    assert double.program is double.quick
     monkeypatch.setattr(compilation, "QUICK", {"xla_no_such_option": False})
-    compilation.quick_options.cache_clear()
-    try:
-        assert compilation.quick_options() is None
-        double = compilation.compiled(lambda x: 2 * x)
-        assert float(double(1.0)) == 2.0
-    finally:
-        compilation.quick_options.cache_clear()
+    monkeypatch.setattr(compilation._Compiled, "known", True)
+    triple = compilation.compiled(lambda x: 3 * x)
+    assert float(triple(1.0)) == 3.0
+    assert triple.program is triple.plain
 
 
 def test_a_compiled_function_can_be_part_of_another():

@@ -1,11 +1,11 @@
 """How long trajectories should be: autocorrelation times of short windows, and what follows from them."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ogradient as og
+from ogradient.samplers.chmc import CHMC
 from ogradient.warmup.chmc import (
     ENOUGH,
     METRIC_STEPS,
@@ -13,6 +13,7 @@ from ogradient.warmup.chmc import (
     CHMCTuning,
     Length,
     Stage,
+    _begin,
     _find_length,
     _long_enough,
     efficiency,
@@ -131,12 +132,26 @@ def test_warm_up_lasts_some_autocorrelation_times():
     assert [tuning(share).num_warmup for share in (1.0, 0.1, 0.0)] == [100, 200, 1000]
 
 
-def test_a_first_step_that_is_far_too_long_is_shortened_before_it_is_adapted():
-    """A law far narrower than the distance of its starts from 0. Below 1e-7 of that, no step is told from the next."""
-    problem = og.Problem(
-        lambda x: -0.5 * jnp.sum(((x - 100.0) / 1e-2) ** 2), lambda x: jnp.sum((x - 100.0) ** 2) - 6e-4
-    )
-    starts = 100 + 1e-2 * jax.random.normal(jax.random.key(0), (8, 6))
-    found = og.tune(0, problem, starts, progress=False).found
-    assert found["acceptance_rate"] > 0.6
-    assert found["stuck_chains"] == []
+class Fussy:
+    """Windows in which only steps of some sizes are accepted: those below are lost in roundings."""
+
+    kernel = CHMC()
+    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), lambda x: jnp.sum(x**2) - 1)
+
+    def __init__(self, shortest, longest):
+        self.shortest, self.longest, self.adapted = shortest, longest, []
+
+    def run(self, number, stage, *, adapt, length=100, **changes):
+        stage = stage._replace(**changes)
+        if adapt:
+            self.adapted.append(stage.step_size)
+        accepted = 0.8 if self.shortest < stage.step_size < self.longest else 0.0
+        return stage._replace(rates=np.full(4, accepted))
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(1e-3, 1e-2), (1e-6, 1e-4), (1e-2, 1.0), (0.5, 10.0)])
+def test_steps_are_adapted_from_one_that_moves(shortest, longest):
+    windows = Fussy(shortest, longest)
+    _begin(windows, jnp.eye(4), np.ones(4))
+    assert len(windows.adapted) == 1
+    assert shortest < windows.adapted[0] < longest
