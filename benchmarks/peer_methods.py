@@ -64,7 +64,7 @@ def starts_of(case, setting):
 
 
 def ours(case, setting, problem=None):
-    """`og.sample` with nothing chosen: lands, tunes and runs."""
+    """`og.sample` with nothing chosen, the warm-up included: lands, tunes and runs."""
     starts = starts_of(case, setting)
     if problem is not None:
         starts = case.inside(starts)
@@ -76,7 +76,6 @@ def ours(case, setting, problem=None):
                 seed,
                 problem or case.known.problem,
                 starts,
-                num_warmup=setting.warmup,
                 num_samples=setting.draws,
                 progress=False,
                 throw=False,
