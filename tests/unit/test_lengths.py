@@ -118,6 +118,13 @@ def test_nothing_longer_is_tried_where_few_moves_are_accepted():
     assert max(windows.tried) == 8
 
 
+def test_nothing_longer_is_tried_where_length_is_no_gain():
+    """A slow direction that no length makes faster: draws of correlation 0.85 have efficiency 0.08, which is not enough."""
+    windows = Pretended(lambda steps: 0.85)
+    search(windows, 3.0)
+    assert max(windows.tried) <= 16
+
+
 def test_what_cannot_be_better_is_not_tried():
     windows = Pretended(lambda steps: 0.0)
     search(windows, 6.0, least=0.5)

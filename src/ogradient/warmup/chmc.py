@@ -35,6 +35,8 @@ QUARTER = 1.5  # time in which a Gaussian of unit variances forgets where it was
 BEYOND = 2  # times the best so far: the longest,
 FAR_BEYOND = 4  # or so many times where no length is enough yet
 FALLING = 0.6  # of the target: acceptance below which nothing longer is tried
+GROWING = 1.2  # times the efficiency of half the length: less is no gain,
+VERY_SLOW = 0.04  # unless that was below what windows can see
 WORSE = 0.8  # of the best: a shorter length that gains less ends the search for shorter ones
 ENOUGH = 0.2  # efficiency of a draw below which longer trajectories are taken than pay for themselves,
 NEARLY = 0.8  # up to the first with this share of the largest efficiency
@@ -226,7 +228,7 @@ def _find_length(
         too_long = best.steps and steps > beyond * _long_enough(tried, best).steps
         # Errors grow with the length: where few are accepted, a step that suits longer ones would be another one.
         too_wrong = best.steps and stage.rates.mean() < FALLING * windows.target
-        if too_long or too_wrong or too_costly(steps):
+        if too_long or too_wrong or too_costly(steps) or _no_better(list(tried.values())):
             break
         best = max(best, attempt(steps), key=lambda length: length.gain)
     for steps in (steps for steps in reversed(trajectories[:middle]) if not too_costly(steps)):
@@ -237,6 +239,13 @@ def _find_length(
         return stage, best
     found = _long_enough(tried, best)
     return stage._replace(num_integration_steps=found.steps), found._replace(gain=best.gain)
+
+
+def _no_better(lengths: list[Length]) -> bool:
+    """Whether twice the length was no gain: then what is slow does not depend on it. Windows cannot tell very slow ones apart."""
+    if len(lengths) < 3 or lengths[-3].efficiency < VERY_SLOW:
+        return False
+    return max(length.efficiency for length in lengths[-2:]) < GROWING * lengths[-3].efficiency
 
 
 def _long_enough(tried: dict[int, Length], best: Length) -> Length:
