@@ -1,4 +1,4 @@
-"""Compiled programs: in half the time on a CPU, and kept on disk from one process to the next."""
+"""Compiled programs: in less time on a CPU, and kept on disk from one process to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 
-# With its older code generator XLA takes half the time to compile for a CPU; programs run as fast (docs/architecture.md).
+# XLA's older code generator for CPUs compiles in about two thirds of the time; programs run about as fast
+# (benchmarks/quick_compile.py).
 QUICK: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
 
 
