@@ -112,10 +112,10 @@ KERNELS: dict[str, Row] = {
     "o_langevin, no correction": Row(
         lambda p: og.o_langevin(p, 1e-3, correction="none"), lambda _: {"gradient": 1, "jacobian": 1, "value": 1}
     ),
-    "clangevin": Row(lambda p: og.clangevin(p, 0.05), exact_counts(1, "jacobian")),
-    "chmc": Row(lambda p: og.chmc(p, 0.05, num_integration_steps=STEPS), exact_counts(STEPS, "jacobian")),
-    "chmc, chord": Row(
-        lambda p: og.chmc(p, 0.05, num_integration_steps=STEPS, projection="chord"), exact_counts(STEPS, "value")
+    "clangevin": Row(lambda p: og.clangevin(p, 0.05), exact_counts(1, "value")),
+    "chmc": Row(lambda p: og.chmc(p, 0.05, num_integration_steps=STEPS), exact_counts(STEPS, "value")),
+    "chmc, newton": Row(
+        lambda p: og.chmc(p, 0.05, num_integration_steps=STEPS, projection="newton"), exact_counts(STEPS, "jacobian")
     ),
     "svgd": Row(lambda p: og.svgd(p, 0.01), lambda _: {"gradient": 1, "value": 1, "kernel": 1}, True),
     "o_svgd": Row(lambda p: og.o_svgd(p, 0.01, correction="hutchinson"), lambda _: NEAR | {"kernel": 1}, True),

@@ -82,9 +82,8 @@ KERNELS = {
     "svgd-rbf": lambda p: og.svgd(p, 0.05),
     "o_svgd-exact": lambda p: og.o_svgd(p, 0.05, correction="exact"),
     "o_svgd-imq": lambda p: og.o_svgd(p, 0.05, correction="hutchinson", rkhs_kernel=og.imq(2.0)),
-    "chmc-newton": lambda p: og.chmc(
-        p, 0.02, num_integration_steps=2, inverse_mass=jnp.array([1.0, 2.0, 1.0, 0.5, 1.0])
-    ),
+    "chmc-auto": lambda p: og.chmc(p, 0.02, num_integration_steps=2, inverse_mass=jnp.array([1.0, 2.0, 1.0, 0.5, 1.0])),
+    "clangevin-broyden": lambda p: og.clangevin(p, 0.02, projection="broyden"),
     "clangevin-chord": lambda p: og.clangevin(p, 0.02, projection="chord"),
     "o_langevin-hausdorff": lambda p: og.o_langevin(og.Problem(p.logdensity_fn, p.equality, measure="hausdorff"), 0.01),
 }

@@ -43,14 +43,14 @@ class Landing(NamedTuple):
     iterations: Array
 
 
-def rounding_level(jacobian: Array, size: Array) -> Array:
-    """How small each |g_k| can be asked to be, (m,): a few roundings of x, 8 eps Σ_i |∂_i g_k| s_i.
+def rounding_level(weights: Array, size: Array) -> Array:
+    """How small each |g_k| can be asked to be, (m,): a few roundings of x, 8 eps Σ_i w_ki s_i.
 
-    `size` holds s_i ≥ 0: that of x_i, or of the terms that were added up to make it where they cancel. A coordinate that is 0
-    on the set has no size of its own. Nothing below the smallest normal number is asked for.
+    `weights` are w_ki = |∂_i g_k|. `size` holds s_i ≥ 0: that of x_i, or of the terms that were added up to make it where they
+    cancel. A coordinate that is 0 on the set has no size of its own. Nothing below the smallest normal number is asked for.
     """
     info = jnp.finfo(size.dtype)
-    return ROUNDINGS * (info.eps * weighted_sum(jnp.abs(jacobian), jnp.maximum(size, info.tiny / info.eps)) + info.tiny)
+    return ROUNDINGS * (info.eps * weighted_sum(weights, jnp.maximum(size, info.tiny / info.eps)) + info.tiny)
 
 
 def weighted_sum(rows: Array, vector: Array) -> Array:
@@ -134,7 +134,7 @@ def land_one(
         """Frame, the level of the roundings, whether x is on the set, and how far it is off: max |g| and h₊."""
         frame = frame_at(constraint, x)
         feasible = jnp.all(inequality(x) <= 0)
-        g, level = jnp.abs(frame.value[:m]), rounding_level(frame.jacobian[:m], jnp.abs(x))
+        g, level = jnp.abs(frame.value[:m]), rounding_level(jnp.abs(frame.jacobian[:m]), jnp.abs(x))
         on_set = feasible & jnp.all((g <= level) & jnp.isfinite(g))
         off = jnp.max(jnp.concatenate([g, jnp.maximum(inequality(x), 0.0), jnp.zeros((1,), x.dtype)]))
         return frame, level, on_set, off
@@ -154,7 +154,7 @@ def land_one(
         multipliers = -solve(frame, jnp.where(jnp.abs(frame.value) <= level, 0.0, frame.value))
         step = multipliers @ frame.jacobian
         t, shorter, noise = _search(constraint, x, frame, level, step, m)
-        rounded = jnp.all(jnp.abs(frame.value[:m]) <= rounding_level(frame.jacobian[:m], size))
+        rounded = jnp.all(jnp.abs(frame.value[:m]) <= rounding_level(jnp.abs(frame.jacobian[:m]), size))
         settled = ~shorter & (rounded | noise) & jnp.all(inequality(x) <= 0)
         on_set = on_set | settled
         best, best_off = jnp.where(settled, x, best), jnp.where(settled, off, best_off)

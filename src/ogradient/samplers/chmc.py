@@ -13,7 +13,7 @@ transition, fresh momentum each time.
 With h ≤ 0 steps bounce off the walls, as often as they meet one (`walls.py`).
 
 Cost per step: one gradient of log π, one frame, m Hessian-vector products where φ is not constant, and two projections (there
-and back), each a few values of g (chord) or frames (Newton).
+and back), each a few values of g (Broyden, chord) or Jacobians (Newton).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from ogradient.samplers.base import (
 )
 from ogradient.samplers.metric import mass_parameters, mass_root
 from ogradient.samplers.rattle import along_set, potential_of, trajectory
+from ogradient.samplers.solver import SOLVERS
 from ogradient.samplers.walls import Walls, between_walls, without_force_outside
 from ogradient.status import Status
 
@@ -78,7 +79,7 @@ class CHMC:
     schedule: Schedule | None = None
     refreshment: float = 1.0
     jitter: float = 0.0
-    projection: str = "newton"
+    projection: str = "auto"
     single: bool = False
     length_jitter: float = 0.0
     ensemble: ClassVar[bool] = False
@@ -118,6 +119,12 @@ class CHMC:
         info = ConstrainedInfo(problem.constraint_value(position), *moved)
         return ConstrainedState(position, momentum, state.iteration + 1), info
 
+    def _solver(self, rows: int, flat: bool) -> str:
+        """How moves come back to the set. On a flat one chord is exact."""
+        if flat or self.projection != "auto":
+            return "chord" if flat else self.projection
+        return "newton" if rows == 1 else "broyden"
+
     def _move(
         self,
         problem: Problem,
@@ -136,7 +143,7 @@ class CHMC:
         flat = is_affine(equality, x)
         # The Gram factor is constant on a flat set, and in the Hausdorff measure with a multiple of the identity as mass.
         curved = not flat and (problem.measure == "conditional" or not uniform)
-        projection = "chord" if flat else self.projection
+        projection = self._solver(jax.eval_shape(equality, x).size, flat)
         logdensity = lambda x: problem.logdensity(unravel(x))
         potential = potential_of(logdensity, equality, root, measure=problem.measure, curved=curved)
 
@@ -195,8 +202,8 @@ def make_exact(
         raise ValueError(f"jitter must lie in [0, 1); got {kernel.jitter!r}.")
     if not 0 <= kernel.length_jitter < 1:
         raise ValueError(f"length_jitter must lie in [0, 1); got {kernel.length_jitter!r}.")
-    if kernel.projection not in ("newton", "chord"):
-        raise ValueError(f"projection must be 'newton' or 'chord'; got {kernel.projection!r}.")
+    if kernel.projection not in ("auto", *SOLVERS):
+        raise ValueError(f"projection must be 'auto' or one of {', '.join(SOLVERS)}; got {kernel.projection!r}.")
     parameters |= {"num_integration_steps": num_integration_steps} | mass
     return kernel, parameters
 
@@ -226,7 +233,7 @@ def chmc(
     refreshment: float = 1.0,
     jitter: float = 0.0,
     length_jitter: float = 0.0,
-    projection: str = "newton",
+    projection: str = "auto",
 ) -> SamplingAlgorithm:
     """Constrained Hamiltonian Monte Carlo: exact draws on the set, |g| at rounding level.
 
@@ -241,8 +248,9 @@ def chmc(
         jitter: each transition's step is ε(1 + jitter·u), u uniform on [−1, 1]. Trajectories of one length can be nearly
             periodic (on a Gaussian, half a period is x → −x for ever); a jitter of 0.2 is enough against that.
         length_jitter: each transition has L(1 + length_jitter·u) steps, rounded, with the same u for all chains.
-        projection: "newton" (quadratic, for any step) or "chord" (one value of g per iteration, for small steps and many
-            constraints).
+        projection: how a step comes back to the set. "newton" takes a Jacobian and solves m equations per iteration; "broyden"
+            takes one value of g per iteration and learns from each; "chord" takes one value of g and learns nothing, for
+            small steps. "auto" is newton for one row of g and broyden for more.
 
     Positions must be on the set: `og.sample` lands first, or use `og.land`.
 

@@ -18,7 +18,7 @@ def clangevin(
     *,
     inverse_mass: Any = None,
     refreshment: float = 1.0,
-    projection: str = "newton",
+    projection: str = "auto",
 ) -> SamplingAlgorithm:
     """Constrained, Metropolis-adjusted Langevin: exact draws on the set, one RATTLE step each.
 
@@ -27,7 +27,7 @@ def clangevin(
         step_size: ε; the Langevin step size it stands for is ε²/2.
         inverse_mass: M⁻¹ or its diagonal, see `og.chmc`.
         refreshment: share of the momentum's variance that is new each transition; below 1 it is underdamped.
-        projection: "newton" or "chord", see `og.chmc`.
+        projection: "auto", "newton", "broyden" or "chord", see `og.chmc`.
 
     >>> import jax.numpy as jnp, ogradient as og
     >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: x[0] + x[1] ** 3)

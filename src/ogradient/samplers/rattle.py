@@ -173,9 +173,10 @@ def left_over(root: Array, place: Place) -> Array:
 def came_back(end: Place, start: Array, left: Array, back: Reached) -> Array:
     """Whether the reverse move from `end` returned to the start, by every row of g in its own units.
 
-    The way back does without what is `left` of g at the start, in whatever row: rows share coordinates.
+    The way back does without what is `left` of g at the start, in whatever row: rows share coordinates. And something is left
+    of g where it ends.
     """
     weights = jnp.abs(end.jacobian)
-    roundings = 4 * (rounding_level(weights, back.size) + weighted_sum(weights, left))
+    roundings = 4 * (rounding_level(weights, back.size) + weighted_sum(weights, left + back.left))
     allowed = jnp.sqrt(jnp.finfo(start.dtype).eps) * weighted_sum(weights, jnp.abs(end.x - start)) + roundings
     return jnp.all(weighted_sum(weights, jnp.abs(back.x - start)) <= allowed)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, dependent_rows, factor, row_lengths, value_and_jacobian
+from ogradient.geometry import ConstraintFn, Frame, dependent_rows, factor, row_lengths, solve, value_and_jacobian
 from ogradient.geometry.land import rounding_level, weighted_sum
 from ogradient.samplers.metric import gather, spread
 
 NEWTON_ITERATIONS = 12  # a quadratic iteration that is not near the set by then will not get there,
 RESTING_ITERATIONS = 30  # and one that is near may take longer to come to rest
+BROYDEN_ITERATIONS = 20  # likewise of a superlinear one
 CHORD_ITERATIONS = 60
+LONGEST = 5.0  # times its first estimate: Broyden's step, where the iteration gains little
+HOPELESS = (
+    6  # iterations in which |g| neither halves nor gets to a new least, after which Broyden's method will not arrive
+)
 PATIENCE = 3  # iterations without a smaller |g| after which x has come to rest,
 NOISE_PATIENCE = 5  # or g is at the level of its own roundings,
 FARTHEST = 8.0  # which are within so many times the least |g| that was seen
@@ -35,12 +41,26 @@ class Reached(NamedTuple):
     landed: Array  # whether x is on the set
     iterations: Array
     size: Array  # of the terms that were added up to make each coordinate: its roundings are relative to that
+    left: Array  # how far x is off the set, (d,), by what is left of g within its roundings
+
+
+class Rows(NamedTuple):
+    """The rows of g at the origin of a move, by which a solver measures and corrects."""
+
+    weights: Array  # |J|
+    lengths: Array  # of the rows J R,
+    scale: Array  # and 1 over them, 0 for a row that vanishes
+    own_normals: Array  # unit rows of J R
+    normals: Array  # M⁻¹Jᵀ for those units
 
 
 class Settling(NamedTuple):
     """How a solver comes to rest. |g| is the largest row, in units of the move."""
 
     done: Array
+    lost: Array  # whether there is no point in going on
+    least: Array  # the least |g| so far
+    idle: Array  # iterations without progress
     size: Array  # |g| of the iteration before
     best: Array  # the least |g| since steps are tiny
     waited: Array  # iterations since then without a smaller one
@@ -59,64 +79,119 @@ def reach(
 ) -> Reached:
     """The point x + R·move − M⁻¹J(x)ᵀλ with g = 0 to rounding, for a move (d,) in coordinates of unit mass.
 
-    Chord: λ ← λ + G⁻¹g with the Gram matrix of the origin, one value of g each. Newton: (J(x')M⁻¹J(x)ᵀ)⁻¹g, one Jacobian each,
-    quadratic, and for larger steps. The same solver from both ends is what the reversibility check needs.
-    One that is not `active` does nothing.
+    The same solver from both ends is what the reversibility check needs. One that is not `active` does nothing.
     """
     frame, origin = place.frame, place.x
     proposal = origin + spread(root, move)
     ends = jnp.maximum(jnp.abs(origin), jnp.abs(proposal))
     none, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     if frame.value.size == 0:  # no equality: plain leapfrog
-        return Reached(proposal, move_of(root, origin, proposal, move), ~no, none, ends)
-    limits = (NEWTON_ITERATIONS, RESTING_ITERATIONS) if projection == "newton" else (CHORD_ITERATIONS, CHORD_ITERATIONS)
-    redundant = dependent_rows(frame)
-    lengths = row_lengths(frame.jacobian)
-    scale = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
-    own_normals = frame.jacobian * scale[:, None]
-    normals = spread(root, own_normals)
-    proposed = jnp.abs(place.jacobian) @ jnp.abs(proposal - origin)
+        return Reached(proposal, move_of(root, origin, proposal, move), ~no, none, ends, jnp.zeros_like(ends))
+    limits = LIMITS[projection]
+    rows = _rows_of(root, place)
+    normal_sizes, proposed = jnp.abs(rows.normals), weighted_sum(rows.weights, jnp.abs(proposal - origin))
+    estimate, memory = SOLVERS[projection](constraint, place, rows)
     # What the solver added to the move so far, and all of it.
-    whole = lambda x, multipliers: move_of(root, origin, x, move - multipliers @ own_normals)
+    whole = lambda x, multipliers: move_of(root, origin, x, move - multipliers @ rows.own_normals)
 
     def size_of(x: Array, multipliers: Array) -> Array:
         # Multipliers of dependent rows cancel and say nothing.
-        terms = jnp.where(frame.deficient, 0.0, jnp.abs(multipliers) @ jnp.abs(normals))
+        terms = jnp.where(frame.deficient, 0.0, jnp.abs(multipliers) @ normal_sizes)
         return jnp.maximum(ends, jnp.abs(x)) + terms
 
-    def residual(x: Array, size: Array) -> tuple[Array, Array, Array, Array]:
-        """The step in multiples of the unit normals, g, and the roundings that x has, and that its terms have."""
-        if projection == "chord":
-            value, jacobian = constraint(x), place.jacobian
-            delta = (frame.root.T @ (frame.root @ value)) * lengths
-        else:
-            value, jacobian = value_and_jacobian(constraint, x)
-            mixed, scaled = (jacobian * scale[:, None]) @ normals.T, value * scale
-            delta = scaled / mixed[0] if value.size == 1 else jnp.linalg.solve(_without(mixed, redundant), scaled)
-            delta = jnp.where(redundant, 0.0, delta)
-        # Keep a quarter of the tolerance for who adds up in another order.
-        level, loose = (0.75 * rounding_level(jacobian, s) for s in (jnp.abs(x), size))
-        return delta, value, level, loose
-
     def keep_going(carry: Any) -> Array:
-        _, _, settling, iteration = carry
-        return ~settling.done & (iteration < jnp.where(jnp.isfinite(settling.best), limits[1], limits[0]))
+        *_, settling, iteration = carry
+        return (
+            ~settling.done & ~settling.lost & (iteration < jnp.where(jnp.isfinite(settling.best), limits[1], limits[0]))
+        )
 
     def improve(carry: Any) -> Any:
-        x, multipliers, settling, iteration = carry
-        delta, value, level, loose = residual(x, size_of(x, multipliers))
-        step, largest = delta @ normals, jnp.max(jnp.abs(value) / (level + proposed))
-        settling = _settle(settling, place, x, whole(x, multipliers), step, value, level, loose, largest)
-        stop = settling.done | ~jnp.all(jnp.isfinite(value))
+        x, multipliers, memory, _, settling, iteration = carry
+        delta, value, jacobian, memory = estimate(x, memory, ~jnp.isfinite(settling.best))
+        weights = rows.weights if jacobian is None else jnp.abs(jacobian)
+        # Roundings that x has, and that its terms have; a quarter of the tolerance is for who adds up in another order.
+        level, loose = (0.75 * rounding_level(weights, s) for s in (jnp.abs(x), size_of(x, multipliers)))
+        step, largest = delta @ rows.normals, jnp.max(jnp.abs(value) / (level + proposed))
+        settling = _settle(settling, place, rows, x, whole(x, multipliers), step, value, level, loose, largest)
+        settling = settling._replace(lost=settling.lost | (~jnp.isfinite(settling.best) & (settling.idle >= limits[2])))
+        stop = settling.done | settling.lost
         x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
-        iteration = jnp.where(stop & ~settling.done, limits[1], iteration + 1)
-        return x, multipliers, settling, iteration
+        return x, multipliers, memory, step, settling, iteration + 1
 
     far = jnp.full((), jnp.inf, origin.dtype)
-    first = Settling(~jnp.asarray(active), far, far, none, no, no)
-    begin = (proposal, jnp.zeros_like(frame.value), first, none)
-    x, multipliers, settling, iterations = lax.while_loop(keep_going, improve, begin)
-    return Reached(x, whole(x, multipliers), settling.done, iterations, size_of(x, multipliers))
+    first = Settling(~jnp.asarray(active), no, far, none, far, far, none, no, no)
+    begin = (proposal, jnp.zeros_like(frame.value), memory, jnp.zeros_like(proposal), first, none)
+    x, multipliers, _, step, settling, iterations = lax.while_loop(keep_going, improve, begin)
+    return Reached(x, whole(x, multipliers), settling.done, iterations, size_of(x, multipliers), jnp.abs(step))
+
+
+def _rows_of(root: Array, place: Place) -> Rows:
+    lengths = row_lengths(place.frame.jacobian)
+    scale = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
+    own_normals = place.frame.jacobian * scale[:, None]
+    return Rows(jnp.abs(place.jacobian), lengths, scale, own_normals, spread(root, own_normals))
+
+
+# Of x, what iterations before have left, and whether x is still away from the set: the step in multiples of the unit normals, g,
+# its Jacobian if there is one, and what the next iteration is to know.
+Estimate = Callable[[Array, Any, Array], tuple[Array, Array, Array | None, Any]]
+
+
+def _chord(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estimate, tuple[()]]:
+    """λ ← λ + G⁻¹g with the Gram matrix of the origin: a value of g an iteration, linear convergence, for small steps."""
+
+    def estimate(x: Array, memory: tuple[()], _: Array) -> tuple[Array, Array, None, tuple[()]]:
+        value = constraint(x)
+        return solve(place.frame, value) * rows.lengths, value, None, memory
+
+    return estimate, ()
+
+
+def _newton(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estimate, tuple[()]]:
+    """λ ← λ + (J(x')M⁻¹J(x)ᵀ)⁻¹g: a Jacobian and a system of m equations an iteration, quadratic convergence."""
+    redundant = dependent_rows(place.frame)
+
+    def estimate(x: Array, memory: tuple[()], _: Array) -> tuple[Array, Array, Array, tuple[()]]:
+        value, jacobian = value_and_jacobian(constraint, x)
+        mixed, scaled = (jacobian * rows.scale[:, None]) @ rows.normals.T, value * rows.scale
+        delta = scaled / mixed[0] if value.size == 1 else jnp.linalg.solve(_without(mixed, redundant), scaled)
+        return jnp.where(redundant, 0.0, delta), value, jacobian, memory
+
+    return estimate, ()
+
+
+def _broyden(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estimate, tuple[Array, Array]]:
+    """λ ← λ + B g, where B begins as G⁻¹ of the origin and learns from each step: a value of g and m² operations an iteration.
+
+    Broyden's (first) method: B changes by the rank-one matrix that makes it right along the step δ just made, and the new step
+    is Bg‖δ‖²/(‖δ‖² − δ·Bg) with the old B. Convergence is superlinear, and it comes from as far as Newton's.
+    With one row it is the secant method.
+    """
+    own = place.frame.root * rows.lengths[None]
+
+    def estimate(x: Array, memory: tuple[Array, Array], away: Array) -> tuple[Array, Array, None, tuple[Array, Array]]:
+        inverse, before = memory
+        value = constraint(x)
+        guess = inverse @ (value * rows.scale)
+        # Along the last step, what is left of it; beside the set these are roundings, from which nothing is learnt.
+        size = jnp.where(away, before @ before, 0.0)
+        safe = jnp.where(size > 0, size, 1.0)
+        left = jnp.where(size > 0, jnp.clip(before @ guess / safe, -LONGEST, 1 - 1 / LONGEST), 0.0)
+        learnt = jnp.where(size > 0, 1 / (safe * (1 - left)), 0.0) * (before @ inverse)
+        delta = guess / (1 - left)
+        return delta, value, None, (inverse + guess[:, None] * learnt[None], delta)
+
+    return estimate, (own.T @ own, jnp.zeros_like(rows.lengths))
+
+
+SOLVERS = {"broyden": _broyden, "newton": _newton, "chord": _chord}
+# Iterations until x is near the set, until it has come to rest there, and without any progress. Newton's method may leap far out
+# and then take several iterations to be where it was.
+LIMITS = {
+    "broyden": (BROYDEN_ITERATIONS, RESTING_ITERATIONS, HOPELESS),
+    "newton": (NEWTON_ITERATIONS, RESTING_ITERATIONS, RESTING_ITERATIONS),
+    "chord": (CHORD_ITERATIONS, CHORD_ITERATIONS, CHORD_ITERATIONS),
+}
 
 
 def move_of(root: Array, origin: Array, x: Array, made: Array) -> Array:
@@ -127,6 +202,7 @@ def move_of(root: Array, origin: Array, x: Array, made: Array) -> Array:
 def _settle(
     settling: Settling,
     place: Place,
+    rows: Rows,
     x: Array,
     move: Array,
     step: Array,
@@ -141,11 +217,11 @@ def _settle(
     own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while steps are tiny.
     A slow iteration falls each time, one that runs away rises, and one that misses the set by little repeats its |g|, or leaps.
     """
-    off, weights, root_eps = jnp.abs(value), jnp.abs(place.jacobian), jnp.sqrt(jnp.finfo(x.dtype).eps)
+    off, root_eps = jnp.abs(value), jnp.sqrt(jnp.finfo(x.dtype).eps)
     # Small is small against the move to here, not against the proposal, which may be far outside the set.
-    small = root_eps * weighted_sum(weights, jnp.abs(x - place.x))
-    rounded = off <= jnp.minimum(loose, root_eps * row_lengths(place.frame.jacobian) * row_lengths(move[None])[0])
-    calm = jnp.all(rounded | ((off <= small) & (weighted_sum(weights, jnp.abs(step)) <= small)))
+    small = root_eps * weighted_sum(rows.weights, jnp.abs(x - place.x))
+    rounded = off <= jnp.minimum(loose, root_eps * rows.lengths * row_lengths(move[None])[0])
+    calm = jnp.all(rounded | ((off <= small) & (weighted_sum(rows.weights, jnp.abs(step)) <= small)))
     waited = jnp.where(calm & ~(largest < settling.best), settling.waited + 1, 0)
     best = jnp.where(calm, jnp.minimum(settling.best, largest), jnp.inf)
     rose = calm & (settling.rose | ((settling.waited > 0) & (largest > 1.25 * settling.size)))
@@ -153,8 +229,13 @@ def _settle(
     noise = fell & (waited >= NOISE_PATIENCE) & (largest <= FARTHEST * best)
     at_rest = (waited >= PATIENCE) & (jnp.all(rounded) | jnp.all(x - step == x))
     # Where x has run away, |g| and its roundings are infinite alike.
-    done = (jnp.all(off <= level) | at_rest | noise) & jnp.all(jnp.isfinite(value))
-    return Settling(done, largest, best, waited, rose, fell)
+    finite = jnp.all(jnp.isfinite(value))
+    # A row whose coordinates are 0 on the set has no roundings of its own: one of its terms' roundings' roundings will do.
+    eps = jnp.finfo(x.dtype).eps
+    low = jnp.where(level <= eps**2 * loose, eps * loose, level)
+    done = (jnp.all(off <= low) | at_rest | noise) & finite
+    idle = jnp.where((largest < settling.least) | (largest < 0.5 * settling.size), 0, settling.idle + 1)
+    return Settling(done, ~finite, jnp.minimum(settling.least, largest), idle, largest, best, waited, rose, fell)
 
 
 def _without(matrix: Array, rows: Array) -> Array:

@@ -268,7 +268,9 @@ def _first_hit(walls: Walls, place: Place, p: Array, time: Array, left: Array, a
         return s_next, jnp.where(done, target, new_target), low, low_value, reached, row, gradient, done, count + 1
 
     zero = jnp.zeros((), p.dtype)
-    nowhere = Reached(place.x, jnp.zeros_like(p), jnp.ones((), bool), jnp.zeros((), jnp.int32), jnp.abs(place.x))
+    nowhere = Reached(
+        place.x, jnp.zeros_like(p), jnp.ones((), bool), jnp.zeros((), jnp.int32), jnp.abs(place.x), jnp.zeros_like(p)
+    )
     first_value = jnp.where(own, slope, jnp.minimum(h, 0.0))
     begin = (s, target, zero, first_value, nowhere, jnp.int32(NO_WALL), jnp.zeros_like(p), ~active, jnp.int32(0))
     s, _, _, _, reached, row, gradient, found, _ = lax.while_loop(keep_going, body, begin)
@@ -292,7 +294,7 @@ def _roundings(bounds: ConstraintFn, x: Array, size: Array, row: Array) -> tuple
     """How small |h| of a row can be asked to be at an x that was made of terms of this size, and its gradient."""
     value, pullback = jax.vjp(bounds, x)
     gradient = pullback(jax.nn.one_hot(row, value.size, dtype=value.dtype))[0]
-    return rounding_level(gradient[None], size)[0], gradient
+    return rounding_level(jnp.abs(gradient)[None], size)[0], gradient
 
 
 def _upward_root(h: Array, slope: Array, bend: Array) -> Array:
