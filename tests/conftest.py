@@ -1,6 +1,7 @@
 """Strict JAX everywhere: no silent broadcasting between ranks, no silent mixing of dtypes."""
 
 import gc
+import math
 import os
 import signal
 from pathlib import Path
@@ -22,11 +23,34 @@ settings.register_profile("gate", deadline=None, derandomize=True, max_examples=
 settings.load_profile("gate")
 
 
+QUICK_FOLDERS = ("unit", "contract")
+compiled_now = {"quick": False}
+
+
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs():
-    """Every compiled program keeps memory maps, of which a process may have 65,530; a thousand tests in one would need more."""
+def programs(request):
+    """How a module's programs are compiled, and how long they are kept.
+
+    Mechanics (tests/unit and tests/contract) do not need LLVM's optimisations, which are most of the time of compiling. Modules
+    whose results depend on roundings, or whose runs are long, are marked `optimised`; all tests of laws are compiled as users'
+    programs are.
+    """
+    quick = request.path.parent.name in QUICK_FOLDERS and not request.node.get_closest_marker("optimised")
+    if quick != compiled_now["quick"]:
+        jax.clear_caches()  # nothing compiled the other way may answer
+        jax.config.update("jax_disable_most_optimizations", quick)
+        compiled_now["quick"] = quick
     yield
-    jax.clear_caches()
+    # A compiled program keeps memory and memory maps, of which a process may have 65,530. Small modules can share programs.
+    if memory_maps() > 8_000:
+        jax.clear_caches()
+
+
+def memory_maps():
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:  # a system that does not tell
+        return math.inf
 
 
 @pytest.fixture

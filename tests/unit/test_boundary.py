@@ -14,14 +14,19 @@ from ogradient import geometry as geo
 from ogradient.geometry.boundary import boundary_weight, stay_inside
 from ogradient.geometry.land import land_one
 
+pytestmark = pytest.mark.optimised
+
 CAP = og.problems.spherical_cap(4, 0.2)
 gaussian = lambda x: -0.5 * jnp.sum(x**2)
 nothing = lambda x: jnp.zeros((0,), x.dtype)
 
 
 def turned(inequality, x, y, equality=nothing, max_active=8):
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    return stay_inside(inequality, geo.frame_at(equality, x), x, y, max_active=max_active, pull=lambda h: h)
+    @jax.jit
+    def move(x, y):
+        return stay_inside(inequality, geo.frame_at(equality, x), x, y, max_active=max_active, pull=lambda h: h)
+
+    return move(jnp.asarray(x), jnp.asarray(y))
 
 
 def test_a_move_that_ends_inside_is_left_alone(x64):
@@ -270,5 +275,5 @@ def test_landing_aims_inside():
     landed = og.land(problem, jnp.array([[-2.0, 5.0], [-3.0, -3.0]]))
     np.testing.assert_allclose(landed.position, [[2.0, 5.0], [3.0, 3.0]], atol=1e-4)  # float32, with a ridge
     narrow = og.Problem(gaussian, inequality=lambda x: jnp.stack([1 - x[0], x[0] - 1.1]))
-    position = land_one(narrow, jnp.array([97.0, 0.0])).position
+    position = jax.jit(lambda x: land_one(narrow, x).position)(jnp.array([97.0, 0.0]))
     assert 1 <= position[0] <= 1.1

@@ -9,6 +9,8 @@ from scipy import stats
 import ogradient as og
 from ogradient import geometry as geo
 
+pytestmark = pytest.mark.optimised
+
 CUBIC = og.problems.cubic()
 
 

@@ -8,6 +8,8 @@ import pytest
 
 import ogradient as og
 
+pytestmark = pytest.mark.optimised
+
 KNOWN = og.problems.cubic()
 PROBLEM = KNOWN.problem
 STARTS = jnp.stack([KNOWN.start_off(jax.random.key(i), 20) for i in range(2)])
