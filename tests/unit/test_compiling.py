@@ -12,8 +12,6 @@ import pytest
 import ogradient as og
 from ogradient import compilation
 
-pytestmark = pytest.mark.optimised
-
 STARTS = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
 DESCENT = optax.sgd(0.05)
 

@@ -71,8 +71,10 @@ def converge(start, n, algorithm, num_steps, dtype):
     return og.energy_distance(trace["x"][0, -1], reference), np.abs(trace.sample_stats["equality"]).max()
 
 
-@pytest.mark.parametrize("start", ["on", "off"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("start", "dtype"),
+    [("on", "float32"), ("off", "float32"), ("on", "float64"), pytest.param("off", "float64", marks=pytest.mark.slow)],
+)
 def test_fifty_particles_converge(start, dtype, request):
     if dtype == "float64":
         request.getfixturevalue("x64")
