@@ -1,6 +1,5 @@
 """Inequalities: reflections along the set, the weight that vanishes on the boundary, and what all samplers do with h."""
 
-import sys
 from functools import partial
 
 import jax
@@ -13,8 +12,6 @@ import ogradient as og
 from ogradient import geometry as geo
 from ogradient.geometry.boundary import boundary_weight, stay_inside
 from ogradient.geometry.land import land_one
-
-pytestmark = pytest.mark.optimised
 
 CAP = og.problems.spherical_cap(4, 0.2)
 gaussian = lambda x: -0.5 * jnp.sum(x**2)
@@ -223,32 +220,6 @@ def test_a_density_that_ends_at_the_boundary_is_never_asked_beyond_it():
     )
     assert not ensemble.problems()
     assert ensemble["x"].min() > 0
-
-
-def test_particles_do_not_pile_up_on_the_boundary(x64):
-    """The boundary weight is what keeps them off: with it the mean height of a cap is right, without it .15 too low."""
-    known = og.problems.spherical_cap(3, 0.3)
-    starts = known.start_off(jax.random.key(0), 100)
-    algorithm = og.o_svgd(known.problem, 0.1)
-    trace = og.sample(
-        0, known.problem, starts[None], algorithm=algorithm, num_warmup=4000, num_samples=1, progress=False
-    )
-    particles = trace["x"][0, -1]
-    assert trace.sample_stats["inequality"].max() <= 0
-    assert abs(particles[:, 0].mean() - 0.65) < 0.01
-    exact = known.exact(jax.random.key(1), 2000)
-    assert og.energy_distance(particles, exact) < 0.005  # a hundred exact draws are at 0.012 on average
-
-
-def test_without_the_weight_they_do(x64, monkeypatch):
-    """Negative control of the test above: reflections alone leave the mean height of the cap far too low."""
-    plain = lambda inequality, frames, x, h, block_size: (jnp.ones(len(x)), jnp.zeros_like(x))
-    monkeypatch.setattr(sys.modules["ogradient.samplers.o_svgd"], "boundary_weight", plain)
-    known = og.problems.spherical_cap(3, 0.3)
-    starts = known.start_off(jax.random.key(0), 100)[None]
-    algorithm = og.o_svgd(known.problem, 0.1)
-    trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=4000, num_samples=1, progress=False)
-    assert trace["x"][0, -1][:, 0].mean() < 0.58
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from scipy import stats
 from ogradient import geometry as geo
 from ogradient import problems
 
-pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.optimised]
+pytestmark = pytest.mark.usefixtures("x64")
 
 CASES = [
     problems.cubic(),
