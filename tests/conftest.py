@@ -17,7 +17,7 @@ cache = Path(__file__).parents[1] / ".pytest_cache" / "compiled" / os.environ.ge
 jax.config.update("jax_compilation_cache_dir", str(cache))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-# Programs do not say which lines of Python they come from: lowering takes a tenth less.
+# Programs need not say which lines of Python they come from.
 jax.config.update("jax_include_full_tracebacks_in_locations", False)
 jax.config.update("jax_traceback_in_locations_limit", 0)
 # Tracing makes many objects that live long: looking for cycles among them takes a twentieth of the time.
@@ -34,7 +34,7 @@ compiled_now = {"quick": False}
 def programs(request):
     """How a module's programs are compiled, and how long they are kept.
 
-    Mechanics (tests/unit and tests/contract) do not need LLVM's optimisations, which are most of the time of compiling. Modules
+    Mechanics (tests/unit and tests/contract) do not need LLVM's optimisations, which are most of the time of compiling a large program. Modules
     whose results depend on roundings, or whose runs are long, are marked `optimised`; all tests of laws are compiled as users'
     programs are.
     """
