@@ -34,9 +34,9 @@ compiled_now = {"quick": False}
 def programs(request):
     """How a module's programs are compiled, and how long they are kept.
 
-    Mechanics (tests/unit and tests/contract) do not need LLVM's optimisations, which are most of the time of compiling a large program. Modules
-    whose results depend on roundings, or whose runs are long, are marked `optimised`; all tests of laws are compiled as users'
-    programs are.
+    Mechanics (tests/unit and tests/contract) do not need LLVM's optimisations, most of the time of compiling a large program.
+    Modules whose results depend on roundings, or whose runs are long, are marked `optimised`; all tests of laws are compiled as
+    users' programs are.
     """
     quick = request.path.parent.name in QUICK_FOLDERS and not request.node.get_closest_marker("optimised")
     if quick != compiled_now["quick"]:
