@@ -1,6 +1,7 @@
 """Strict JAX everywhere: no silent broadcasting between ranks, no silent mixing of dtypes."""
 
 import gc
+import math
 import os
 import signal
 from pathlib import Path
@@ -16,17 +17,43 @@ cache = Path(__file__).parents[1] / ".pytest_cache" / "compiled" / os.environ.ge
 jax.config.update("jax_compilation_cache_dir", str(cache))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Programs need not say which lines of Python they come from.
+jax.config.update("jax_include_full_tracebacks_in_locations", False)
+jax.config.update("jax_traceback_in_locations_limit", 0)
 # Tracing makes many objects that live long: looking for cycles among them takes a twentieth of the time.
 gc.set_threshold(200_000, 20, 100)
 settings.register_profile("gate", deadline=None, derandomize=True, max_examples=10)
 settings.load_profile("gate")
 
 
+QUICK_FOLDERS = ("unit", "contract")
+compiled_now = {"quick": False}
+
+
 @pytest.fixture(autouse=True, scope="module")
-def forget_programs():
-    """Every compiled program keeps memory maps, of which a process may have 65,530; a thousand tests in one would need more."""
+def programs(request):
+    """How a module's programs are compiled, and how long they are kept.
+
+    Mechanics (tests/unit and tests/contract) do not need LLVM's optimisations, most of the time of compiling a large program.
+    Modules whose results depend on roundings, or whose runs are long, are marked `optimised`; all tests of laws are compiled as
+    users' programs are.
+    """
+    quick = request.path.parent.name in QUICK_FOLDERS and not request.node.get_closest_marker("optimised")
+    if quick != compiled_now["quick"]:
+        jax.clear_caches()  # nothing compiled the other way may answer
+        jax.config.update("jax_disable_most_optimizations", quick)
+        compiled_now["quick"] = quick
     yield
-    jax.clear_caches()
+    # A compiled program keeps memory and memory maps, of which a process may have 65,530. Small modules can share programs.
+    if memory_maps() > 8_000:
+        jax.clear_caches()
+
+
+def memory_maps():
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:  # a system that does not tell
+        return math.inf
 
 
 @pytest.fixture

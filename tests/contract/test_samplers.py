@@ -1,5 +1,7 @@
 """Every sampler in the table keeps the same contract."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,11 +28,17 @@ def particles_of(position, n=5):
     return jax.tree.map(lambda leaf: jnp.stack([leaf + 0.1 * i for i in range(n)]), position)
 
 
+@functools.cache
+def landed(where):
+    problem, position = POSITIONS[where]
+    return jax.jit(lambda p: land_one(problem, p).position)(position)
+
+
 def build(name, where="array"):
     problem, position = POSITIONS[where]
     position = particles_of(position) if og.SAMPLERS[name].ensemble else position
     if og.SAMPLERS[name].obeys == "exact":
-        position = land_one(problem, position).position
+        position = landed(where)
     return problem, position, og.SAMPLERS[name](problem, og.SAMPLERS[name].step_size)
 
 
@@ -61,7 +69,7 @@ def test_init_and_step(name, where):
     state = init(position)
     assert jax.tree.structure(init(position, rng_key=jax.random.key(0))) == jax.tree.structure(state)
     assert state._fields[0] == "position"
-    new, info = step(jax.random.key(0), state)
+    new, info = jax.jit(step)(jax.random.key(0), state)
     same = lambda a, b: (jnp.shape(a), jnp.result_type(a)) == (jnp.shape(b), jnp.result_type(b))
     assert all(jax.tree.leaves(jax.tree.map(same, new, state)))
     assert int(info.status) == og.Status.OK
@@ -90,6 +98,7 @@ def test_steps_compose_with_jit_vmap_and_scan(name, where):
 
 @everyone
 def test_a_non_finite_proposal_never_overwrites_the_state(name):
+    """A step outside `jax.jit` as well."""
     problem = og.Problem(lambda x: jnp.where(x[0] > 0, jnp.nan, 0.0) * x[0], equality=lambda x: x[1])
     algorithm = og.SAMPLERS[name](problem, og.SAMPLERS[name].step_size)
     start = jnp.array([1.0, 0.5])

@@ -132,8 +132,11 @@ def independent(shape, scale, seed=0):
     return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
 
 
-@pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
-@pytest.mark.parametrize("row", [1e-3, 1e3])
+UNITS = [(1e-4, 1e3), (1.0, 1e-3), (1e4, 1e-3)]
+SLOW_UNITS = [pytest.param(*case, marks=pytest.mark.slow) for case in [(1e-4, 1e-3), (1.0, 1e3), (1e4, 1e3)]]
+
+
+@pytest.mark.parametrize(("unit", "row"), UNITS + SLOW_UNITS)
 def test_draws_that_ignore_a_flat_constraint_are_told_in_any_unit(unit, row):
     """N(0, 1) × N(0, 100²) given x₀ = 0: off by 1, which is 1 % of the spread of all coordinates."""
     problem = og.Problem(
@@ -210,7 +213,7 @@ def test_a_chain_that_stands_still_is_told():
     assert "1 of 32 chains hardly move (chain 7" in finding.text
 
 
-@pytest.mark.parametrize("chains", [4, 32])
+@pytest.mark.parametrize("chains", [4, pytest.param(32, marks=pytest.mark.slow)])
 def test_repeated_positions_are_no_alarm(chains):
     """Chains that move in one draw out of seven, to an exact draw. Ten runs at level 0.01: three alarms have probability 1e-4."""
     rng = np.random.default_rng(0)

@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import ogradient as og
 from ogradient import chunk
+
+pytestmark = pytest.mark.optimised
 
 A = np.ones((2, 3), np.float32)
 PROBLEM = og.Problem(lambda x: -0.5 * x @ (A.T @ (A @ x)), lambda x: A @ x - 1)

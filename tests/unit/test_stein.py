@@ -1,5 +1,7 @@
 """Kernels, bandwidths and the particle velocity against slow definitions, in float64."""
 
+import functools
+
 import blackjax
 import jax
 import jax.numpy as jnp
@@ -30,14 +32,26 @@ def particles(n=7, d=5, seed=0):
     return jax.random.normal(jax.random.key(seed), (n, d))
 
 
-def tangent_velocity(problem, x, kernel, **settings):
-    """What O-SVGD moves along the set: field and its projection, from the pieces the sampler uses."""
+def geometry(problem, x, correction="exact", key=None):
     state = og.o_svgd(problem, 0.1).init(x)
-    settings = {"correction": "exact", "num_probes": 1, "key": None, "block_size": None} | settings
-    frames, drive, _ = particle_geometry(problem, state, x, **settings)
-    h = jnp.asarray(kernel.bandwidth)
-    field = mean_field(kernel, h, x, drive, frames.root @ frames.jacobian, settings["block_size"])
-    return jax.vmap(geo.project)(frames, field), frames
+    return particle_geometry(problem, state, x, correction=correction, num_probes=1, key=key, block_size=None)
+
+
+def tangent_velocity(problem, x, kernel):
+    """What O-SVGD moves along the set: field and its projection, from the pieces the sampler uses."""
+
+    @jax.jit
+    def velocity(x):
+        frames, drive, _ = geometry(problem, x)
+        h = jnp.asarray(kernel.bandwidth)
+        field = mean_field(kernel, h, x, drive, frames.root @ frames.jacobian, None)
+        return jax.vmap(geo.project)(frames, field), frames
+
+    return velocity(x)
+
+
+def after_a_step(algorithm, x):
+    return jax.jit(lambda x: algorithm.step(jax.random.key(0), algorithm.init(x))[0].position)(x)
 
 
 def matrix_kernel(problem, kernel):
@@ -64,14 +78,14 @@ def test_velocity_is_that_of_the_definition(m, name):
         return jnp.mean(jax.vmap(term)(x), axis=0)
 
     fast, _ = tangent_velocity(problem, x, kernel)
-    np.testing.assert_allclose(fast, jax.vmap(definition)(x), atol=1e-10)
+    np.testing.assert_allclose(fast, jax.jit(jax.vmap(definition))(x), atol=1e-10)
 
 
 @pytest.mark.parametrize("m", CONSTRAINTS)
 def test_matrix_kernel_is_symmetric_and_positive(m):
     problem, x = og.Problem(logdensity, CONSTRAINTS[m]), particles(6)
     k = matrix_kernel(problem, KERNELS["rbf"])
-    blocks = jax.vmap(lambda a: jax.vmap(lambda b: k(a, b))(x))(x)  # (n, n, d, d)
+    blocks = jax.jit(jax.vmap(jax.vmap(k, (None, 0)), (0, None)))(x, x)  # (n, n, d, d)
     gram = np.asarray(blocks.transpose(0, 2, 1, 3).reshape(30, 30))
     np.testing.assert_allclose(gram, gram.T, atol=1e-12)
     assert np.linalg.eigvalsh(gram).min() > -1e-12
@@ -83,7 +97,7 @@ def test_velocity_is_tangent_up_to_landing(m):
     velocity, frames = tangent_velocity(problem, x, KERNELS["rbf"])
     np.testing.assert_allclose(jnp.einsum("nmd,nd->nm", frames.jacobian, velocity), np.zeros((7, m)), atol=1e-12)
     step = og.o_svgd(problem, 0.05, alpha=2.0, correction="exact", rkhs_kernel=KERNELS["rbf"])
-    moved = step.step(None, step.init(x))[0].position - x
+    moved = after_a_step(step, x) - x
     expected = -0.05 * 2.0 * frames.value
     np.testing.assert_allclose(jnp.einsum("nmd,nd->nm", frames.jacobian, moved), expected, atol=1e-12)
     np.testing.assert_allclose(jax.vmap(geo.project)(frames, moved), 0.05 * velocity, atol=1e-12)
@@ -93,8 +107,8 @@ def test_velocity_is_tangent_up_to_landing(m):
 def test_permuting_particles_permutes_the_result(name):
     problem, x = og.Problem(logdensity, CONSTRAINTS[3]), particles()
     algorithm, order = og.SAMPLERS[name](problem, 0.1), np.random.default_rng(0).permutation(7)
-    move = lambda y: algorithm.step(jax.random.key(0), algorithm.init(y))[0].position
-    np.testing.assert_allclose(move(x[order]), move(x)[order], atol=1e-12)
+    moved, expected = after_a_step(algorithm, x[order]), after_a_step(algorithm, x)[order]
+    np.testing.assert_allclose(moved, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("measure", ["conditional", "hausdorff"])
@@ -105,7 +119,7 @@ def test_one_particle_is_projected_ascent(measure):
     )
     target = logdensity if measure == "hausdorff" else lambda y: logdensity(y) - half_log_det(y)
     velocity, frames = tangent_velocity(problem, x, KERNELS["rbf"])
-    expected = geo.project(jax.tree.map(lambda leaf: leaf[0], frames), jax.grad(target)(x[0]))
+    expected = geo.project(jax.tree.map(lambda leaf: leaf[0], frames), jax.jit(jax.grad(target))(x[0]))
     np.testing.assert_allclose(velocity[0], expected, atol=1e-10)
 
 
@@ -119,8 +133,7 @@ def test_affine_constraint_is_plain_svgd_in_reduced_coordinates():
     kernel = og.rbf(1.3)
     constrained, plain = og.o_svgd(problem, 0.1, rkhs_kernel=kernel), og.svgd(reduced, 0.1, rkhs_kernel=kernel)
     x = (normal / (normal @ normal))[None] + t @ basis
-    moved = constrained.step(None, constrained.init(x))[0].position
-    expected = plain.step(None, plain.init(t))[0].position
+    moved, expected = after_a_step(constrained, x), after_a_step(plain, t)
     np.testing.assert_allclose(moved @ basis.T, expected, atol=1e-12)
     np.testing.assert_allclose(moved @ normal, np.ones(9), atol=1e-12)
 
@@ -130,36 +143,41 @@ def test_svgd_agrees_with_blackjax():
     x, kernel = particles(8, 3), og.rbf(1.5)
     ours = og.svgd(og.Problem(logdensity), 0.1, rkhs_kernel=kernel)
     theirs = blackjax.svgd(jax.grad(logdensity), optax.sgd(0.1), update_kernel_parameters=lambda state: state)
-    expected = theirs.step(theirs.init(x, {"length_scale": 1.5})).particles
-    np.testing.assert_allclose(ours.step(None, ours.init(x))[0].position, expected, atol=1e-10)
+    expected = jax.jit(theirs.step)(theirs.init(x, {"length_scale": 1.5})).particles
+    np.testing.assert_allclose(after_a_step(ours, x), expected, atol=1e-10)
 
 
 def test_dropping_the_second_order_leaves_projected_scores():
     problem, x = og.Problem(logdensity, CONSTRAINTS[3]), particles()
-    state = og.o_svgd(problem, 0.1).init(x)
-    frames, drive, _ = particle_geometry(problem, state, x, correction="none", num_probes=1, key=None, block_size=None)
+    frames, drive, _ = jax.jit(lambda x: geometry(problem, x, correction="none"))(x)
     np.testing.assert_allclose(drive, jax.vmap(geo.project)(frames, jax.vmap(jax.grad(logdensity))(x)), atol=1e-12)
 
 
 def test_hutchinson_averages_to_the_exact_drive():
     problem, x = og.Problem(logdensity, CONSTRAINTS[3]), particles(3)
-    state = og.o_svgd(problem, 0.1).init(x)
-    drive = lambda **s: particle_geometry(problem, state, x, num_probes=1, block_size=None, **s)[1]
-    draws = jax.jit(jax.vmap(lambda key: drive(correction="hutchinson", key=key)))(
-        jax.random.split(jax.random.key(0), 5000)
-    )
+    random = jax.jit(jax.vmap(lambda key: geometry(problem, x, "hutchinson", key)[1]))
+    draws = np.asarray(random(jax.random.split(jax.random.key(0), 5000)))
     error = draws.std(axis=0) / np.sqrt(5000)
-    assert np.all(np.abs(draws.mean(axis=0) - drive(correction="exact", key=None)) < 5 * error + 1e-9)
+    exact = jax.jit(lambda x: geometry(problem, x)[1])(x)
+    assert np.all(np.abs(draws.mean(axis=0) - exact) < 5 * error + 1e-9)
+
+
+# In 12 dimensions distances are computed by a product.
+BLOCKS = [(5, 1), (5, 4), (12, 7), (5, 100)]
+SLOW_BLOCKS = [pytest.param(*case, marks=pytest.mark.slow) for case in [(12, 1), (12, 4), (5, 7), (12, 100)]]
+
+
+@functools.cache
+def after_a_step_in_blocks(name, dim, block_size):
+    problem = og.Problem(logdensity, CONSTRAINTS[3])
+    return after_a_step(og.SAMPLERS[name](problem, 0.1, block_size=block_size), particles(10, dim))
 
 
 @pytest.mark.parametrize("name", ["o_svgd", "svgd"])
-@pytest.mark.parametrize("dim", [5, 12])
-@pytest.mark.parametrize("block_size", [1, 4, 7, 100])
+@pytest.mark.parametrize(("dim", "block_size"), BLOCKS + SLOW_BLOCKS)
 def test_blocks_never_change_the_result(name, dim, block_size):
-    problem, x = og.Problem(logdensity, CONSTRAINTS[3]), particles(10, dim)
-    whole, blocked = (og.SAMPLERS[name](problem, 0.1, block_size=b) for b in (None, block_size))
-    move = lambda a: jax.jit(a.step)(jax.random.key(0), a.init(x))[0].position
-    np.testing.assert_allclose(move(blocked), move(whole), atol=1e-13)
+    blocked, whole = (after_a_step_in_blocks(name, dim, size) for size in (block_size, None))
+    np.testing.assert_allclose(blocked, whole, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -200,10 +218,10 @@ def test_squared_distances(dim):
 def test_bandwidth_is_kept_between_its_updates():
     problem, x = og.Problem(logdensity, CONSTRAINTS[1]), particles()
     algorithm = og.o_svgd(problem, 0.1, rkhs_kernel=og.rbf(every=3))
-    state, seen = algorithm.init(x), []
+    state, seen, step = algorithm.init(x), [], jax.jit(algorithm.step)
     for _ in range(7):
         expected = median_bandwidth(state.position)
-        state, info = algorithm.step(None, state)
+        state, info = step(None, state)
         seen.append((float(info.bandwidth), float(expected)))
     for t, (used, fresh) in enumerate(seen):
         assert used == pytest.approx(seen[t - t % 3][1])
@@ -216,10 +234,11 @@ def test_an_optimiser_leaves_the_landing_rate_alone(optimizer):
     """However it rescales coordinates, g obeys its own rate to first order: Jᵀdx = −αη g."""
     problem, x = og.Problem(logdensity, CONSTRAINTS[3]), particles()
     algorithm = og.o_svgd(problem, 0.01, optimizer=optimizer, alpha=30.0)
-    state = algorithm.init(x)
+    state, step = algorithm.init(x), jax.jit(algorithm.step)
+    frames_at = jax.jit(jax.vmap(lambda p: geo.frame_at(problem.equality_value, p)))
     for _ in range(5):
-        frames = jax.vmap(lambda p: geo.frame_at(problem.equality_value, p))(state.position)
-        new, info = algorithm.step(None, state)
+        frames = frames_at(state.position)
+        new, info = step(None, state)
         moved = jnp.einsum("nmd,nd->nm", frames.jacobian, new.position - state.position)
         np.testing.assert_allclose(moved, -0.3 * frames.value, atol=1e-12)
         state = new

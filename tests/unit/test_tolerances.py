@@ -1,6 +1,4 @@
-"""Exact kernels in any units, anywhere: coordinates that are 0, small and far sets, slow solvers, parts of unequal size."""
-
-import warnings
+"""Exact kernels in any units, anywhere: coordinates that are 0, small and far sets, slow solvers, roundings."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,8 @@ from scipy import stats
 
 import ogradient as og
 from ogradient.samplers.solver import SOLVERS, place_at, reach
+
+pytestmark = pytest.mark.optimised
 
 ALARM = 1e-6
 circle = lambda x: jnp.sum(x**2) - 1
@@ -71,19 +71,30 @@ def test_coordinates_that_are_zero_on_the_set(name, projection, dtype, request):
         assert abs(mean - 0.3) < limit < 0.3
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-def test_a_slow_solver_is_not_taken_for_rounding(dtype, request):
+SLOW_SOLVER = [
+    ("chord", "float32"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("chord", "float64"),
+            *((solver, dtype) for solver in ("newton", "broyden") for dtype in ("float32", "float64")),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("projection", "dtype"), SLOW_SOLVER)
+def test_a_slow_solver_is_not_taken_for_rounding(projection, dtype, request):
     """Chord converges like 0.95ⁿ on some of these moves; what has not converged is rejected, not kept off the set."""
     if dtype == "float64":
         request.getfixturevalue("x64")
     problem = og.Problem(lambda x: 0.0, lambda x: x[0] ** 2 / 4 + x[1] ** 2 - 1)
     starts = jax.random.normal(jax.random.key(0), (64, 2), dtype)
-    for projection in SOLVERS:
-        algorithm = og.chmc(problem, 0.5, num_integration_steps=2, projection=projection)
-        trace = og.sample(0, problem, starts, algorithm=algorithm, num_samples=1000, progress=False)
-        assert np.abs(trace.sample_stats["equality"]).max() < 24 * np.finfo(dtype).eps
-        mean, limit = chain_limit(trace["x"][..., 0] ** 2)
-        assert abs(mean - 2) < limit < 0.1
+    algorithm = og.chmc(problem, 0.5, num_integration_steps=2, projection=projection)
+    trace = og.sample(0, problem, starts, algorithm=algorithm, num_samples=1000, progress=False)
+    assert np.abs(trace.sample_stats["equality"]).max() < 24 * np.finfo(dtype).eps
+    mean, limit = chain_limit(trace["x"][..., 0] ** 2)
+    assert abs(mean - 2) < limit < 0.1
 
 
 @pytest.mark.slow
@@ -121,29 +132,6 @@ def test_the_law_of_a_small_set_with_long_steps(x64):
     assert abs(height.mean() - truth) < 5 * height.std() / np.sqrt(8000)
 
 
-def test_a_small_component_keeps_its_chain_and_that_is_said():
-    centre, small = jnp.array([3.0, 0.0]), 0.002
-    equality = lambda x: circle(x) * (jnp.sum((x - centre) ** 2) / small**2 - 1)
-    problem = og.Problem(lambda x: 0.0, equality)
-    angle = jnp.linspace(0.0, 6.0, 15)
-    starts = jnp.concatenate(
-        [centre[None] + jnp.array([[small, 0.0]]), jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)]
-    )
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        trace = og.sample(0, problem, starts, num_samples=200, progress=False)
-    assert any("1 of 16 chains (the first is chain 0) do not move at the step size" in str(w.message) for w in said)
-    assert np.all(np.linalg.norm(trace["x"][0] - np.asarray(centre), axis=-1) < 2 * small)
-    assert np.all(np.abs(np.linalg.norm(trace["x"][1:], axis=-1) - 1) < 1e-3)
-
-
-def test_digits_that_log_density_does_not_have_are_said():
-    problem = og.Problem(lambda x: 1e7 - 0.5 * jnp.sum(x**2), lambda x: x[0] + x[1])
-    algorithm = og.chmc(problem, 0.5)
-    with pytest.warns(og.ConstraintWarning, match="float32 resolves no more than 1.2 of it"):
-        og.sample(0, problem, jnp.ones((4, 3)), algorithm=algorithm, num_samples=10, num_warmup=0, progress=False)
-
-
 @pytest.mark.parametrize("radius", [1e-10, pytest.param(1e10, marks=pytest.mark.slow)])
 def test_radii_of_any_size(radius):
     """Far starts too: the path to a small sphere looks like that to a square, and is not called one."""
@@ -165,27 +153,6 @@ def test_o_langevin_is_tuned_in_any_units(radius):
     assert np.abs(np.linalg.norm(trace["x"] / radius, axis=-1) - 1).mean() < 0.05
 
 
-@pytest.mark.parametrize(
-    ("equality", "scale", "message"),
-    [
-        (
-            lambda x: jnp.sum((x - 1e6) ** 2) - 1,
-            1.0,
-            r"equality\[0\] cannot be resolved in float32 at \|x\| = 1.*Shift the coordinates",
-        ),
-        (lambda x: jnp.sum(x**2) ** 2 - 1e-40, 1e-10, "too small for float32. Choose units"),
-        (lambda x: jnp.sum(x**2) - 1e-42, 1e-21, "too small for float32. Choose units|gradient of equality.* is zero"),
-        (lambda x: jnp.stack([circle(x), x[0] - x[1], x[2]]), 1.0, "the set is of dimension zero, single points"),
-    ],
-)
-@pytest.mark.parametrize("algorithm", [None, "o_langevin"])
-def test_sets_that_are_not_there_are_refused(equality, scale, message, algorithm):
-    problem = og.Problem(lambda x: 0.0, equality)
-    starts = scale * jax.random.normal(jax.random.key(0), (8, 3)) + (1e6 if "resolved" in message else 0)
-    with pytest.raises(ValueError, match=message):
-        og.sample(0, problem, starts, algorithm=algorithm, num_samples=10, progress=False)
-
-
 def test_mixed_precisions_become_one(x64):
     problem = og.Problem(
         lambda q: -0.5 * (jnp.sum(q["a"] ** 2) + jnp.sum(q["b"] ** 2)), lambda q: jnp.sum(q["a"]) + jnp.sum(q["b"]) - 1
@@ -195,29 +162,6 @@ def test_mixed_precisions_become_one(x64):
     assert trace["a"].dtype == trace["b"].dtype == np.float64
     assert np.abs(trace.sample_stats["equality"]).max() < 1e-13
     assert og.land(problem, starts).position["a"].dtype == np.float64
-
-
-def test_a_single_start_is_not_taken_for_chains_of_scalars():
-    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), inequality=lambda x: jnp.sum(x**2) - 1)
-    with pytest.raises(ValueError, match=r"can be read as 3 chains of scalars, and as one start.*x0\[None\]"):
-        og.sample(0, problem, jnp.array([0.1, 0.2, 0.3]), num_samples=10, progress=False)
-    scalars = og.Problem(lambda x: -0.5 * x**2, inequality=lambda x: 1 - x)
-    trace = og.sample(
-        0, scalars, jnp.array([1.1, 1.2, 1.3]), algorithm=og.chmc(scalars, 0.5), num_samples=10, progress=False
-    )
-    assert trace["x"].shape == (3, 10)
-
-
-def test_falling_back_on_another_sampler_is_said_without_progress():
-    """A set that is nowhere smooth on the scale of any step: chmc has nothing to follow."""
-    rough = lambda x: x[0] + 1e-3 * jnp.sin(1e6 * x[1])
-    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), rough)
-    starts = jax.random.normal(jax.random.key(0), (4, 2))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        trace = og.sample(0, problem, starts, num_samples=5, num_warmup=0, progress=False)
-    assert trace.provenance["algorithm"] == "o_langevin"
-    assert any("near the set, not on it" in str(w.message) for w in said)
 
 
 @pytest.mark.slow
@@ -270,3 +214,39 @@ def test_rows_that_share_coordinates_share_what_is_left_of_g():
     starts = known.start_off(jax.random.key(0), 16)
     trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=0, num_samples=20, progress=False)
     assert trace.sample_stats["acceptance_rate"].mean(axis=1).min() > 0.9
+
+
+def test_draws_are_on_the_set_to_a_few_roundings(x64):
+    known = og.problems.cubic()
+    algorithm = og.chmc(known.problem, 1.0, num_integration_steps=2)
+
+    def step(state, key):
+        state, info = algorithm.step(key, state)
+        return state, (state.position, info.constraint_value["equality"][0], info.is_accepted)
+
+    walk = jax.jit(jax.vmap(lambda x, keys: jax.lax.scan(step, algorithm.init(x), keys)[1]))
+    for dtype, limit in (("float64", 1e-10), ("float32", None)):
+        starts = known.exact(jax.random.key(0), 8).astype(dtype)
+        draws, g, accepted = walk(starts, jax.random.split(jax.random.key(1), (8, 1300)))
+        x = np.asarray(draws, np.float64)
+        level = 12 * np.finfo(dtype).eps * (np.abs(x[..., 0]) + 3 * np.abs(x[..., 1]) ** 3)
+        assert draws.dtype == dtype
+        assert np.all(np.abs(g) <= (level if limit is None else limit))
+        assert accepted.mean() > 0.5
+        assert x[..., 1].std() > 0.5
+
+
+@pytest.mark.parametrize("projection", SOLVERS)
+def test_roundings_of_a_constraint_that_averages_rows_do_not_stop_it(projection):
+    rows = jax.random.normal(jax.random.key(0), (2000, 4))
+    weights = jax.random.normal(jax.random.key(1), (2000,))
+    g = lambda x: jnp.mean(weights * jax.nn.sigmoid(rows @ x)) - jnp.mean(weights) / 2  # 0 at 0, but for roundings
+    problem = og.Problem(lambda x: -jnp.sum(jax.nn.softplus(rows @ x)), equality=g)
+    # A step along which g changes by less than its roundings over √eps is rejected: 1e-3 is such a step for some versions of XLA.
+    algorithm = og.chmc(problem, 4e-3, num_integration_steps=3, projection=projection)
+    start = jax.vmap(algorithm.init)(jnp.zeros((8, 4)))
+    states, info = jax.jit(jax.vmap(algorithm.step))(jax.random.split(jax.random.key(2), 8), start)
+    assert np.all(info.status == og.Status.OK)
+    assert np.mean(info.is_accepted) > 0.5
+    assert np.abs(info.constraint_value["equality"]).max() < 1e-7
+    assert np.abs(states.position).max() > 1e-4
