@@ -34,7 +34,7 @@ def setting(measure="conditional", mass=None):
     return potential, x, p, root
 
 
-def runner(potential, root, projection="broyden", together=True):
+def runner(potential, root, projection="newton", together=True):
     """(x, p, step size, steps) ↦ the path from there."""
 
     def run(x, p, step_size, steps):
