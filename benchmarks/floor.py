@@ -112,8 +112,10 @@ KERNELS: dict[str, Row] = {
     "o_langevin, no correction": Row(
         lambda p: og.o_langevin(p, 1e-3, correction="none"), lambda _: {"gradient": 1, "jacobian": 1, "value": 1}
     ),
-    "clangevin": Row(lambda p: og.clangevin(p, 0.05), exact_counts(1, "value")),
-    "chmc": Row(lambda p: og.chmc(p, 0.05, num_integration_steps=STEPS), exact_counts(STEPS, "value")),
+    "clangevin": Row(lambda p: og.clangevin(p, 0.05, projection="newton"), exact_counts(1, "jacobian")),
+    "chmc, broyden": Row(
+        lambda p: og.chmc(p, 0.05, num_integration_steps=STEPS, projection="broyden"), exact_counts(STEPS, "value")
+    ),
     "chmc, newton": Row(
         lambda p: og.chmc(p, 0.05, num_integration_steps=STEPS, projection="newton"), exact_counts(STEPS, "jacobian")
     ),

@@ -164,8 +164,8 @@ def _broyden(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estima
     """λ ← λ + B g, where B begins as G⁻¹ of the origin and learns from each step: a value of g and m² operations an iteration.
 
     Broyden's (first) method: B changes by the rank-one matrix that makes it right along the step δ just made, and the new step
-    is Bg‖δ‖²/(‖δ‖² − δ·Bg) with the old B. Convergence is superlinear, and it comes from as far as Newton's.
-    With one row it is the secant method.
+    is Bg‖δ‖²/(‖δ‖² − δ·Bg) with the old B. Convergence is superlinear. With one row it is the
+    secant method.
     """
     own = place.frame.root * rows.lengths[None]
 
