@@ -68,6 +68,7 @@ LARGE = {
     "so11": lambda: peer_problems.rotations(11).known,
     "transport_2000_50": lambda: peer_problems.transport(2000, 50).known,
     "transport_10000_100": lambda: peer_problems.transport(10_000, 100).known,
+    "transport_100000_100": lambda: peer_problems.transport(100_000, 100).known,
     "fair_regression": fair_regression,
 }
 

@@ -41,7 +41,7 @@ from ogradient.samplers.base import (
     split_step_size,
     step_size_at,
 )
-from ogradient.samplers.metric import mass_parameters, mass_root
+from ogradient.samplers.metric import Root, mass_parameters, mass_root
 from ogradient.samplers.rattle import along_set, potential_of, trajectory
 from ogradient.samplers.solver import SOLVERS
 from ogradient.samplers.walls import Walls, between_walls, without_force_outside
@@ -129,7 +129,7 @@ class CHMC:
         self,
         problem: Problem,
         unravel: Callable[[Array], Position],
-        root: Array,
+        root: Root,
         uniform: bool,
         key: Array,
         x: Array,

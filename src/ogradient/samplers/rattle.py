@@ -15,7 +15,7 @@ from jax import Array, lax
 from ogradient.geometry import ConstraintFn, factor, project, solve
 from ogradient.geometry.correction import hessian_sum
 from ogradient.geometry.land import rounding_level, weighted_sum
-from ogradient.samplers.metric import gather, spread
+from ogradient.samplers.metric import Root, gather, spread
 from ogradient.samplers.solver import Place, Reached, place_at, reach
 from ogradient.status import Status
 
@@ -73,7 +73,7 @@ Potential = Callable[[Array], tuple[Array, Array, Place]]
 
 
 def potential_of(
-    logdensity: Callable[[Array], Array], constraint: ConstraintFn, root: Array, *, measure: str, curved: bool
+    logdensity: Callable[[Array], Array], constraint: ConstraintFn, root: Root, *, measure: str, curved: bool
 ) -> Potential:
     """V, Rᵀ∇V and the frame at x, from one evaluation of log π, of g and of their derivatives.
 
@@ -97,7 +97,7 @@ def potential_of(
 
 
 def trajectory(
-    potential: Potential, advance: Advance, root: Array, x: Array, p: Array, epsilon: Array, num_steps: int | Array
+    potential: Potential, advance: Advance, root: Root, x: Array, p: Array, epsilon: Array, num_steps: int | Array
 ) -> Path:
     """`num_steps` steps from x with momentum p, which is projected first; a failure ends it.
 
@@ -135,7 +135,7 @@ def trajectory(
 
 
 def along_set(
-    constraint: ConstraintFn, root: Array, epsilon: Array, projection: str, *, flat: bool, together: bool
+    constraint: ConstraintFn, root: Root, epsilon: Array, projection: str, *, flat: bool, together: bool
 ) -> Advance:
     """Moves along {g = 0}: there to the next point, and back to the one before, which must be the same.
 
@@ -165,7 +165,7 @@ def along_set(
     return advance
 
 
-def left_over(root: Array, place: Place) -> Array:
+def left_over(root: Root, place: Place) -> Array:
     """How far x is off the set, (d,): M⁻¹Jᵀ G_M⁻¹g, by what is left of g within its roundings."""
     return jnp.abs(spread(root, solve(place.frame, place.frame.value) @ place.frame.jacobian))
 

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from ogradient.geometry import ConstraintFn, Frame, dependent_rows, factor, row_lengths, solve, value_and_jacobian
 from ogradient.geometry.land import rounding_level, weighted_sum
-from ogradient.samplers.metric import gather, spread
+from ogradient.samplers.metric import Root, gather, move_of, spread
 
 NEWTON_ITERATIONS = 12  # a quadratic iteration that is not near the set by then will not get there,
 RESTING_ITERATIONS = 30  # and one that is near may take longer to come to rest
@@ -68,14 +68,14 @@ class Settling(NamedTuple):
     fell: Array  # and fallen again
 
 
-def place_at(constraint: ConstraintFn, root: Array, x: Array) -> Place:
+def place_at(constraint: ConstraintFn, root: Root, x: Array) -> Place:
     """The frame at a point."""
     value, jacobian = value_and_jacobian(constraint, x)
     return Place(x, jacobian, factor(value, gather(root, jacobian)))
 
 
 def reach(
-    constraint: ConstraintFn, root: Array, place: Place, move: Array, projection: str, active: Array | bool = True
+    constraint: ConstraintFn, root: Root, place: Place, move: Array, projection: str, active: Array | bool = True
 ) -> Reached:
     """The point x + R·move − M⁻¹J(x)ᵀλ with g = 0 to rounding, for a move (d,) in coordinates of unit mass.
 
@@ -125,7 +125,7 @@ def reach(
     return Reached(x, whole(x, multipliers), settling.done, iterations, size_of(x, multipliers), jnp.abs(step))
 
 
-def _rows_of(root: Array, place: Place) -> Rows:
+def _rows_of(root: Root, place: Place) -> Rows:
     lengths = row_lengths(place.frame.jacobian)
     scale = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
     own_normals = place.frame.jacobian * scale[:, None]
@@ -192,11 +192,6 @@ LIMITS = {
     "newton": (NEWTON_ITERATIONS, RESTING_ITERATIONS, RESTING_ITERATIONS),
     "chord": (CHORD_ITERATIONS, CHORD_ITERATIONS, CHORD_ITERATIONS),
 }
-
-
-def move_of(root: Array, origin: Array, x: Array, made: Array) -> Array:
-    """R⁻¹(x − origin): by division where R is diagonal, else as it was `made` up."""
-    return made if root.ndim == 2 else (x - origin) / root
 
 
 def _settle(

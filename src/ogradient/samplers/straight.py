@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ogradient.geometry import ConstraintFn, project, row_lengths
-from ogradient.samplers.metric import gather, spread
+from ogradient.samplers.metric import Root, gather, spread
 from ogradient.samplers.solver import Place
 
 
 def straight_legs(
-    bounds: ConstraintFn, root: Array, place: Place, p: Array, time: Array, most: int
+    bounds: ConstraintFn, root: Root, place: Place, p: Array, time: Array, most: int
 ) -> tuple[Array, Array, Array, Array]:
     """The move of a point over a time, in coordinates of unit mass, its momentum then, the time left, and the bounces.
 

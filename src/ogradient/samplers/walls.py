@@ -23,7 +23,7 @@ from jax import Array, lax
 
 from ogradient.geometry import ConstraintFn, project, row_lengths, solve
 from ogradient.geometry.land import rounding_level
-from ogradient.samplers.metric import gather, spread, unit_lengths
+from ogradient.samplers.metric import Root, gather, spread, unit_lengths
 from ogradient.samplers.rattle import Advance, Move, Potential, Visit, came_back, left_over
 from ogradient.samplers.solver import Place, Reached, place_at, reach
 from ogradient.samplers.straight import earliest, straight_legs
@@ -40,7 +40,7 @@ class Walls(NamedTuple):
 
     constraint: ConstraintFn
     bounds: ConstraintFn
-    root: Array
+    root: Root
     projection: str
     flat: bool  # whether g and h are affine
 

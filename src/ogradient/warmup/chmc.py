@@ -20,7 +20,8 @@ from ogradient.problem.functions import Position
 from ogradient.samplers.chmc import CHMC
 from ogradient.samplers.metric import mass_parameters
 from ogradient.warmup.lengths import first_length, flat_points
-from ogradient.warmup.metric import components, correlation_condition, first_metric, refit, whiten
+from ogradient.warmup.low_rank import with_directions
+from ogradient.warmup.metric import correlation_condition, first_metric, judged, refit, without_correlations
 
 WINDOW = 100  # transitions of one stage
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
@@ -181,11 +182,19 @@ def _find_metric(windows: Windows, stage: Stage, units: np.ndarray) -> Stage:
     for number, length in enumerate(METRIC_WINDOWS):
         steps = min(METRIC_STEPS, max(2, round(QUARTER / stage.step_size)))
         stage = windows.run(60 + number, stage, adapt=True, length=length, num_integration_steps=steps)
-        late = stage.draws[length // 4 :]
-        metric = refit(windows.problem, stage.states.position, late, stage.inverse_mass, units)
-        stage = stage._replace(inverse_mass=metric, step_size=0.5)
+        stage = stage._replace(inverse_mass=_fit(windows.problem, stage, units, number > 0), step_size=0.5)
     # Longer trajectories have larger errors: what suits short ones would not suit those.
     return windows.run(3, stage, adapt=True, num_integration_steps=METRIC_STEPS)
+
+
+def _fit(problem: Problem, stage: Stage, units: np.ndarray, directions: bool) -> np.ndarray:
+    """The metric of a stage's draws, without the first of them; of low rank where that is wanted and of use."""
+    late, before, positions = stage.draws[len(stage.draws) // 4 :], stage.inverse_mass, stage.states.position
+    if before.ndim == 2 and before.shape[0] == before.shape[1]:
+        return refit(problem, positions, late, before, units)
+    metric = refit(problem, positions, late, before if before.ndim == 1 else before[:, 0], units)
+    found = with_directions(problem, positions, late, metric) if directions and metric.size > 1 else None
+    return metric if found is None or correlation_condition(found) < CORRELATED else found
 
 
 class Length(NamedTuple):
@@ -216,7 +225,7 @@ def _find_length(
     def attempt(steps: int) -> Length:
         nonlocal stage
         stage = windows.run(first + trajectories.index(steps), stage, adapt=False, num_integration_steps=steps)
-        share = efficiency(components(whiten(common, stage.draws)))
+        share = efficiency(judged(common, stage.draws))
         tried[steps] = Length(steps, share, share / (steps + 0.5) ** 0.5)
         return tried[steps]
 
@@ -264,16 +273,15 @@ def _long_enough(tried: dict[int, Length], best: Length) -> Length:
 def _dense_or_not(windows: Windows, dense: Stage, trajectories: Sequence[int]) -> tuple[Stage, Length]:
     """The metric and length that are more efficient: with the correlations, or without.
 
-    Where a set or a law bends much, the directions of the whole of it are not those of its parts. A diagonal is run as a matrix,
-    so that nothing is compiled for it. Where correlations are weak there is nothing to choose.
+    Where a set or a law bends much, the directions of the whole of it are not those of its parts. Where correlations are weak
+    there is nothing to choose.
     """
     common = dense.inverse_mass
     begin = QUARTER / dense.step_size
     dense, found = _find_length(windows, dense, trajectories, common, first=100, begin=begin)
-    if common.ndim == 1 or correlation_condition(common) < CORRELATED:
+    if correlation_condition(common) < CORRELATED:
         return dense, found
-    variances = np.diag(np.diagonal(common))
-    plain = dense._replace(inverse_mass=variances, step_size=0.5, num_integration_steps=METRIC_STEPS)
+    plain = dense._replace(inverse_mass=without_correlations(common), step_size=0.5, num_integration_steps=METRIC_STEPS)
     plain = windows.run(4, plain, adapt=True)
     plain, other = _find_length(windows, plain, trajectories, common, first=200, begin=found.steps, least=found.gain)
     return (plain, other) if other.gain > found.gain else (dense._replace(states=plain.states), found)

@@ -19,6 +19,7 @@ from ogradient.start.landing import bring_inside, land_starts
 from ogradient.start.positions import check_positions, free_positions, many_starts
 from ogradient.status import warn
 from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, tune_chmc
+from ogradient.warmup.metric import kind_of
 from ogradient.warmup.o_langevin import tune_o_langevin
 
 TUNED = ("chmc", "clangevin", "o_langevin")
@@ -147,7 +148,7 @@ def choose(
 def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool) -> Tuned:
     """The exact sampler with the settings that were found."""
     step_size, mass, accepted = tuned.step_size, tuned.inverse_mass, f"acceptance {tuned.acceptance_rate:.2f}"
-    kind = "diagonal" if mass.ndim == 1 or np.count_nonzero(mass) == len(mass) else "dense"
+    kind = kind_of(mass)
     if single:
         _say(f"clangevin: step_size={step_size:.3g}, {kind} metric, {accepted}", progress)
         algorithm = clangevin(problem, step_size, inverse_mass=mass)
