@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,50 +17,80 @@ import jax
 
 # XLA's older code generator for CPUs compiles in about two thirds of the time; programs run about as fast
 # (benchmarks/quick_compile.py).
-QUICK: dict[str, str | bool] = {"xla_cpu_use_fusion_emitters": False}
+QUICK: dict[str, str | bool | int] = {"xla_cpu_use_fusion_emitters": False}
+# Without LLVM's optimisations compiling takes half of that, and running twice as long: for what is run once, over little.
+ONCE = QUICK | {"xla_backend_optimization_level": 0}
+LITTLE = 10**5  # numbers
 
 
-def compiled(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
+def compiled(function: Callable[..., Any] | None = None, *, once: bool = False, **settings: Any) -> Any:
     """`jax.jit(function, **settings)`, compiled with `QUICK` where JAX runs on a CPU and this jaxlib knows these options.
 
-    The options belong to this function's programs alone: what else a process compiles is left as it is.
+    The options belong to this function's programs alone: what else a process compiles is left as it is. A function that is
+    called `once` in a run takes longer to compile than to run, unless it is given much.
     """
     if function is None:
-        return functools.partial(compiled, **settings)
-    return _Compiled(function, settings)
+        return functools.partial(compiled, once=once, **settings)
+    return _Compiled(function, once, settings)
 
 
 class _Compiled:
     """What `compiled` returns. Inside another compiled function it is a plain `jax.jit`: options belong to the outermost."""
 
-    def __init__(self, function: Callable[..., Any], settings: dict[str, Any]) -> None:
+    known = True  # whether this jaxlib knows the options, as far as is known
+
+    def __init__(self, function: Callable[..., Any], once: bool, settings: dict[str, Any]) -> None:
         functools.update_wrapper(self, function)
         self.plain = jax.jit(function, **settings)
         self.quick = jax.jit(function, compiler_options=dict(QUICK), **settings)
+        self.once = jax.jit(function, compiler_options=dict(ONCE), **settings) if once else None
 
     @property
     def program(self) -> Any:
         """The function under `jax.jit`, with the options where they are of use."""
         return self.quick if _Compiled.known and jax.default_backend() == "cpu" else self.plain
 
-    known = True  # whether this jaxlib knows the options, as far as is known
+    def _program_for(self, leaves: list[Any]) -> Any:
+        """That for these arguments."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self.plain
+        little = self.once is not None and sum(getattr(leaf, "size", 1) for leaf in leaves) <= LITTLE
+        return self.once if little and self.program is self.quick else self.program
 
     def __getattr__(self, name: str) -> Any:
         # What `jax.jit` offers beside a call: lower, eval_shape, clear_cache, ...
-        if name.startswith("__") or name in ("plain", "quick"):
+        if name.startswith("__") or name in ("plain", "quick", "once"):
             raise AttributeError(name)
         return getattr(self.program, name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arguments, named)))
         try:
-            return (self.plain if traced else self.program)(*arguments, **named)
+            return self._program_for(jax.tree.leaves((arguments, named)))(*arguments, **named)
         except jax.errors.JaxRuntimeError as error:
             # XLA looks at options before it does anything.
             if "No such compile option" not in str(error):
                 raise
             _Compiled.known = False
             return self.plain(*arguments, **named)
+
+    def prepare(self, *arguments: Any) -> Callable[[], None]:
+        """Compile the program for arguments of these shapes in a thread; returns what waits for it. Calls then find it compiled.
+
+        The function is traced here, by the caller's thread: only XLA's work goes on beside what the caller does next. What cannot
+        be compiled says so when it is called.
+        """
+        try:
+            lowered = self.program.lower(*arguments)
+        except Exception:
+            return lambda: None
+
+        def work() -> None:
+            with contextlib.suppress(Exception):
+                lowered.compile()
+
+        thread = threading.Thread(target=work, name="ogradient-compile")
+        thread.start()
+        return thread.join
 
 
 def keep_compiled_programs() -> Path | None:

@@ -30,6 +30,15 @@ CASES = {
     "torus_b-long": (problems.torus("b"), 0.15, 40, ((1.0, 0.4, 0.2), (0.4, 1.0, 0.0), (0.2, 0.0, 0.3))),
     "torus_b-mass": (problems.torus("b"), 0.3, 3, (1.0, 1.0, 0.3)),
     "torus_b-hausdorff-mass": (problems.torus("b", "hausdorff"), 0.3, 3, (1.0, 1.0, 0.3)),
+    # Of low rank: variances, and a direction that is wider or narrower than they say.
+    "torus_b-low-rank": (problems.torus("b"), 0.2, 3, ((1.0, 1.2), (0.5, 0.9), (0.8, -0.3))),
+    "torus_b-hausdorff-low-rank": (problems.torus("b", "hausdorff"), 0.3, 3, ((1.0, 0.4), (0.5, 0.1), (0.8, -0.3))),
+    "transport-low-rank": (
+        problems.transport(4, 1),
+        0.3,
+        3,
+        ((1.0, 0.4, 1.0), (0.5, 0.4, -1.0), (0.8, 0, 0), (2.0, 0, 0)),
+    ),
     "bingham": (problems.bingham(), 0.5, 3, None),
     "SO(4)": (problems.orthogonal(4), 0.5, 3, None),
     "spherical_cap": (problems.spherical_cap(3, 0.3), 0.4, 2, None),
@@ -47,7 +56,15 @@ CASES = {
     "quadratic_poly": (problems.quadratic_poly(), 0.3, 2, None),
     "quadratic_poly-hausdorff": (problems.quadratic_poly("hausdorff"), 0.3, 2, None),
 }
-GATE = {"ellipse-mass", "ellipse-hausdorff-dense", "torus_b-hausdorff-mass", "spherical_cap", "interval", "cone"}
+GATE = {
+    "ellipse-mass",
+    "ellipse-hausdorff-dense",
+    "torus_b-hausdorff-low-rank",
+    "torus_b-hausdorff-mass",
+    "spherical_cap",
+    "interval",
+    "cone",
+}
 
 
 def check_ends(known, starts, ends, accepted):
@@ -318,7 +335,7 @@ ELLIPSE = [  # its potential with gradient, and g with its derivatives
 ]
 
 
-def mici_means(known, moment, step_size, num_steps, num_chains=8, num_samples=300):
+def mici_means(known, moment, step_size, num_steps, num_chains=16, num_samples=300):
     """Means of a moment per chain, by mici's constrained HMC with derivatives from JAX, or those of JAX by hand."""
     import mici
 

@@ -100,7 +100,7 @@ def units_of(points: Any, xp: Any = jnp) -> Any:
     return xp.where(unequal, xp.where(free, spread, smallest), 1.0)
 
 
-@compiled(static_argnums=2)
+@compiled(once=True, static_argnums=2)
 def _land_all(problem: Problem, positions: Position, max_iterations: int) -> Landing:
     together = None if problem.data is None else 1  # data take memory for each point
     units = units_of(jax.vmap(lambda position: problem.flatten(position)[0])(positions))

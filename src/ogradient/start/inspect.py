@@ -76,7 +76,7 @@ def check_start(
     _warn_capped(values[:, 0], settings)
 
 
-@compiled(static_argnums=2)
+@compiled(once=True, static_argnums=2)
 def _inspect_all(problem: Problem, positions: Position, constrained: bool) -> dict[str, Array]:
     with full_precision():
         return _inspect_each(problem, positions, constrained)

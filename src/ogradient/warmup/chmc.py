@@ -6,7 +6,7 @@ compiled again. What a stage is judged by comes from its draws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -77,20 +77,20 @@ class CHMCTuning(NamedTuple):
 
 
 class Windows:
-    """Runs stages: windows of transitions of all chains with the parameters of a stage."""
+    """Runs stages: windows of transitions of all chains with the parameters of a stage.
 
-    def __init__(self, key: Array, problem: Problem, kernel: CHMC, target: float) -> None:
-        self.key, self.problem, self.kernel, self.target = key, problem, kernel, target
+    `target` is the acceptance rate; None is 0.8, or 0.65 with inequalities, where some trajectories are rejected at any
+    step size.
+    """
+
+    def __init__(self, key: Array, problem: Problem, kernel: CHMC, target: float | None = None) -> None:
+        self.key, self.problem, self.kernel = key, problem, kernel
+        self.target = (0.8 if problem.inequality is None else 0.65) if target is None else target
 
     def run(self, number: int, stage: Stage, *, adapt: bool, length: int = WINDOW, **changes: Any) -> Stage:
         """A window with the parameters of a stage, or with `changes` to them; adapting the step size, or not."""
         stage = stage._replace(**changes)
-        positions = stage.states.position
-        given = {
-            "num_integration_steps": stage.num_integration_steps,
-        } | mass_parameters(stage.inverse_mass)
-        parameters, _ = arguments_of(self.kernel, given, positions)
-        pace: Any = pace_of(stage.step_size, positions, adapt=adapt, target=self.target)
+        parameters, pace = self._arguments(stage, adapt)
         key, states = jax.random.fold_in(self.key, np.uint32(number)), stage.states
         capacity = capacity_of(self.problem, self.kernel, parameters, pace, key, states)
         draws, rates, done = [], [], 0
@@ -107,16 +107,24 @@ class Windows:
         late = np.concatenate(rates)[length // 2 :].mean(axis=0, dtype=np.float64)
         return stage._replace(step_size=step_size, states=states, rates=late, draws=np.concatenate(draws))
 
+    def _arguments(self, stage: Stage, adapt: bool) -> tuple[dict[str, Any], Any]:
+        """Parameters and pace of a stage."""
+        given = {"num_integration_steps": stage.num_integration_steps} | mass_parameters(stage.inverse_mass)
+        parameters, _ = arguments_of(self.kernel, given, stage.states.position)
+        return parameters, pace_of(stage.step_size, stage.states.position, adapt=adapt, target=self.target)
 
-def tune_chmc(
-    key: Array,
-    problem: Problem,
-    positions: Position,
-    *,
-    kernel: CHMC | None = None,
-    target: float | None = None,
-    trajectories: Sequence[int] = TRAJECTORIES,
-) -> CHMCTuning:
+    def prepare(self, positions: Position) -> Callable[[], None]:
+        """Begin to compile what windows run; returns what waits for it."""
+        units = np.ones(flat_points(positions).shape[1])
+        stage = _first_stage(self.kernel, positions, units, 1.0)
+        parameters, pace = self._arguments(stage, adapt=False)
+        arguments = (parameters, pace, self.key, stage.states)
+        capacity = capacity_of(self.problem, self.kernel, *arguments)
+        counts = (np.uint32(0), np.int32(1), np.int32(1), np.int32(1), None)
+        return run_chunk.prepare(self.problem, self.kernel, capacity, *arguments, *counts)
+
+
+def tune_chmc(windows: Windows, positions: Position, trajectories: Sequence[int] = TRAJECTORIES) -> CHMCTuning:
     """Step size, trajectory length and metric for an exact kernel, from all chains together.
 
     The step size follows the pooled acceptance rate by dual averaging (pace.py) to `target`. The metric is fitted to the draws of
@@ -130,18 +138,10 @@ def tune_chmc(
     One compilation; a run with these settings needs no other.
 
     Args:
-        key: random key.
-        problem: with constraints.
+        windows: of the problem and kernel.
         positions: of all chains, on the set.
-        kernel: the exact kernel to tune.
-        target: acceptance rate; None is 0.8, or 0.65 with inequalities, where trajectories that leave the set are rejected at any
-            step size.
         trajectories: numbers of steps to try.
     """
-    kernel = CHMC() if kernel is None else kernel
-    if target is None:
-        target = 0.8 if problem.inequality is None else 0.65
-    windows = Windows(key, problem, kernel, target)
     units = np.asarray(units_of(flat_points(positions), np), np.float64)
     stage = _find_metric(windows, _begin(windows, positions, units), units)
     stage, found = _dense_or_not(windows, stage, trajectories)
@@ -159,13 +159,16 @@ def tune_chmc(
     )
 
 
+def _first_stage(kernel: CHMC, positions: Position, units: np.ndarray, step_size: float) -> Stage:
+    states = start(kernel, positions)
+    states = with_companion(states) if jax.tree.leaves(positions)[0].shape[0] == 1 else states
+    return Stage(step_size, 3, first_metric(units), states, np.zeros(0), np.zeros(0))
+
+
 def _begin(windows: Windows, positions: Position, units: np.ndarray) -> Stage:
     """A first step size with which chains move, in units of the positions where those differ much."""
     step_size = 0.1 * (first_length(windows.problem, positions) if np.all(units == 1) else 1.0)
-    states = start(windows.kernel, positions)
-    states = with_companion(states) if jax.tree.leaves(positions)[0].shape[0] == 1 else states
-    none = np.zeros(0)
-    first = Stage(step_size, 3, first_metric(units), states, none, none)
+    first = _first_stage(windows.kernel, positions, units, step_size)
     # A step can be too short as well as too long: below the roundings of g no move is told from the next. Dual averaging knows
     # only of the latter, and would make steps ever shorter where none is accepted. So look first.
     seen = []

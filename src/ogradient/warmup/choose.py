@@ -18,7 +18,7 @@ from ogradient.start.inspect import check_start
 from ogradient.start.landing import bring_inside, land_starts
 from ogradient.start.positions import check_positions, free_positions, many_starts
 from ogradient.status import warn
-from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, tune_chmc
+from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, Windows, tune_chmc
 from ogradient.warmup.metric import kind_of
 from ogradient.warmup.o_langevin import tune_o_langevin
 
@@ -116,16 +116,20 @@ def choose(
             raise ValueError(
                 f"target_accept must lie below 1, and is for samplers that accept and reject; got {target_accept!r}."
             )
+    key = random.fold_in(key, np.uint32(2**32 - 1))
+    single, exact = name == "clangevin", name != "o_langevin"
+    kernel = CHMC(single=True) if single else CHMC(jitter=JITTER, length_jitter=LENGTH_JITTER)
+    windows = Windows(key, problem, kernel, target_accept)
+    # The kernel takes longest to compile: meanwhile the starts are looked at, and landed.
+    wait = windows.prepare(positions) if exact else None
     positions = bring_inside(problem, positions)
     check_start(problem, positions, {}, constrained=problem.constrained)
-    key = random.fold_in(key, np.uint32(2**32 - 1))
+    landed = land_starts(problem, positions) if exact else positions
+    if wait is not None:
+        wait()
     reason = "asked for"
-    if name != "o_langevin":
-        landed = land_starts(problem, positions)
-        single = name == "clangevin"
-        kernel = CHMC(single=True) if single else CHMC(jitter=JITTER, length_jitter=LENGTH_JITTER)
-        trajectories = (1,) if single else TRAJECTORIES
-        tuned = tune_chmc(key, problem, landed, kernel=kernel, target=target_accept, trajectories=trajectories)
+    if exact:
+        tuned = tune_chmc(windows, landed, (1,) if single else TRAJECTORIES)
         if name is not None or tuned.acceptance_rate > LEAST_ACCEPTANCE or not problem.constrained:
             _warn_stuck(tuned)
             return _exact(problem, tuned, single=single, progress=progress)

@@ -26,7 +26,7 @@ def first_length(problem: Problem, positions: Position) -> float:
     return 100 / drift if 0 < length * drift < 1e-3 or (length == 0 and drift > 0) else length or 1.0
 
 
-@compiled
+@compiled(once=True)
 def _lengths_and_drifts(problem: Problem, positions: Position) -> tuple[Array, Array]:
     def look(position: Position) -> tuple[Array, Array]:
         x, drift = problem.flatten(position)[0], tangent_drift(problem, position)

@@ -135,7 +135,7 @@ def _mean_projector(rows: np.ndarray) -> np.ndarray:
     return np.einsum("nki,nkj->ij", directions, directions) / len(unit)
 
 
-@compiled
+@compiled(once=True)
 def _jacobians(problem: Problem, positions: Position) -> Array:
     def rows(position: Position) -> Array:
         x, _, constraint, _ = problem.flatten(position)
@@ -144,7 +144,7 @@ def _jacobians(problem: Problem, positions: Position) -> Array:
     return over_particles(rows, positions, draws_together(problem))
 
 
-@compiled
+@compiled(once=True)
 def _normal_shares(problem: Problem, positions: Position, root: Array) -> Array:
     """The mean over points of the diagonal of J⁺J, (d,), in the coordinates of a diagonal R."""
 
