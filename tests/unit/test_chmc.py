@@ -201,6 +201,20 @@ def test_lengths_vary_evenly_and_alike_for_all_chains():
     assert int(_jittered(1, 0.4, jnp.int32(2**31 - 1))) == 1
 
 
+@pytest.mark.parametrize("projection", ["newton", "broyden"])
+def test_a_force_across_the_set_is_no_force(projection, x64):
+    """Log π = −c‖x‖² is constant on a sphere, and yet a thousand times as steep across it as a step is short."""
+    moved = []
+    for steepness in (0.0, 1e4):
+        problem = og.Problem(lambda x, c=steepness: -c * jnp.sum(x**2) + x[0], lambda x: jnp.sum(x**2) - 1)
+        starts = jnp.asarray(np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0])
+        algorithm = og.chmc(problem, 0.3, num_integration_steps=3, projection=projection)
+        trace = og.sample(0, problem, starts, algorithm=algorithm, num_warmup=0, num_samples=20, progress=False)
+        moved.append(trace["x"])
+        assert trace.sample_stats["acceptance_rate"].mean() > 0.9
+    np.testing.assert_allclose(*moved, atol=1e-6)
+
+
 def test_warm_up_follows_the_target():
     known = ELLIPSE
     starts = known.start_on(jax.random.key(0), 8)

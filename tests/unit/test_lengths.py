@@ -16,6 +16,7 @@ from ogradient.warmup.chmc import (
     _begin,
     _find_length,
     _long_enough,
+    _steps_for,
     efficiency,
 )
 
@@ -162,3 +163,11 @@ def test_steps_are_adapted_from_one_that_moves(shortest, longest):
     _begin(windows, jnp.eye(4), np.ones(4))
     assert len(windows.adapted) == 1
     assert shortest < windows.adapted[0] < longest
+
+
+def test_a_trajectory_keeps_its_time_when_the_step_size_changes():
+    assert _steps_for(3 * 0.488, 0.381, TRAJECTORIES) == 4
+    assert _steps_for(3 * 0.4, 0.4, TRAJECTORIES) == 3
+    assert _steps_for(1e-3, 0.4, TRAJECTORIES) == 1
+    assert _steps_for(1e9, 0.4, TRAJECTORIES) == TRAJECTORIES[-1]
+    assert _steps_for(5.0, 0.4, (1,)) == 1  # clangevin

@@ -14,6 +14,7 @@ from ogradient.warmup.metric import (
     judged,
     kind_of,
     refit,
+    rounded,
     whiten,
     widest,
     without_correlations,
@@ -182,3 +183,18 @@ def test_a_root_is_a_root(mass, x64):
         spread(root, gather(root, identity)), matrix * np.ones(1) if mass is not None else identity
     )
     np.testing.assert_allclose(spread(root, identity)[0], spread(root, identity[0]))
+
+
+def test_a_metric_that_is_nearly_round_is_made_round():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(D, D))
+    near, far = np.eye(D) + 0.05 * (noise + noise.T), np.diag(np.geomspace(1, 10, D))
+    assert np.count_nonzero(rounded(near)) == D
+    np.testing.assert_allclose(np.linalg.slogdet(rounded(near))[1], np.linalg.slogdet(near)[1])
+    np.testing.assert_array_equal(rounded(far), far)
+    # Correlations alone are reason enough to keep it.
+    correlated = np.full((D, D), 0.9) + 0.1 * np.eye(D)
+    np.testing.assert_array_equal(rounded(correlated), correlated)
+    np.testing.assert_allclose(rounded(np.array([1.0, 2.0, 1.0])), 2 ** (1 / 3))
+    columns = np.column_stack([np.ones(4), [3.0, 0, 0, 0]])
+    np.testing.assert_array_equal(rounded(columns), columns)

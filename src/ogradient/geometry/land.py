@@ -149,6 +149,8 @@ def land_one(
         frame, level, on_set, off = measure(constraint, x)
         better = off < best_off
         best, best_off = jnp.where(better | on_set, x, best), jnp.where(better | on_set, off, best_off)
+        # Compilers may compute g anew for each use, to other roundings: 0 for the step, and not on the set for the decision.
+        on_set = on_set | (best_off == 0)
         # Rows at their level count as 0: their noise must not keep the others from getting there.
         level = jnp.concatenate([level, jnp.zeros(bounds.shape, x.dtype)])
         multipliers = -solve(frame, jnp.where(jnp.abs(frame.value) <= level, 0.0, frame.value))

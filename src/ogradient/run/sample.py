@@ -77,7 +77,7 @@ def sample(
         thinning: steps per kept draw; the others are never stored.
         tolerance: the largest mean |g| of a row of the constraint that the tuned O-Langevin may have; its step size
             follows. Only where the settings are tuned here; `chmc` stays at rounding level whatever it is.
-        target_accept: acceptance rate that warm-up tunes the step size of an exact sampler to; None is 0.8, or 0.65 with
+        target_accept: acceptance rate that warm-up tunes the step size of an exact sampler to; None is 0.85, or 0.8 with
             inequalities. Only where the settings are tuned here.
         progress: show a bar on runs over a second.
         chunk_size: steps per compiled call; None adapts it to half a second. It never changes a draw.

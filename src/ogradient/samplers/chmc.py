@@ -243,7 +243,9 @@ def chmc(
         num_integration_steps: L, steps per transition.
         inverse_mass: M⁻¹. A number, or its diagonal (a flat array or a pytree like the position), or all of it: (d, d), in
             the order of `jax.flatten_util.ravel_pytree`. About the variances of the coordinates, or their covariance, is a
-            good choice; a dense one takes d² numbers, and d² operations per step and row of g.
+            good choice; a dense one takes d² numbers, and d² operations per step and row of g. Or of low rank,
+            S(I + U(Λ − I)Uᵀ)S, from columns (d, 1 + k): the variances S², then √λ u for each of k < d − 1 orthonormal directions
+            u, in units of S.
         refreshment: share of the momentum's variance that is new each transition; 1 forgets it.
         jitter: each transition's step is ε(1 + jitter·u), u uniform on [−1, 1]. Trajectories of one length can be nearly
             periodic (on a Gaussian, half a period is x → −x for ever); a jitter of 0.2 is enough against that.

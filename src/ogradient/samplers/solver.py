@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ogradient.geometry import ConstraintFn, Frame, dependent_rows, factor, row_lengths, solve, value_and_jacobian
+from ogradient.geometry import (
+    ConstraintFn,
+    Frame,
+    dependent_rows,
+    factor,
+    project,
+    row_lengths,
+    solve,
+    value_and_jacobian,
+)
 from ogradient.geometry.land import rounding_level, weighted_sum
 from ogradient.samplers.metric import Root, gather, move_of, spread
 
@@ -55,17 +64,26 @@ class Rows(NamedTuple):
 
 
 class Settling(NamedTuple):
-    """How a solver comes to rest. |g| is the largest row, in units of the move."""
+    """How a solver comes to rest; 0 and 1 stand for no and yes. |g| is the largest row, in units of the move.
+
+    A loop carries it as one array: what a mapped iteration costs is how many arrays it makes.
+    """
 
     done: Array
     lost: Array  # whether there is no point in going on
     least: Array  # the least |g| so far
     idle: Array  # iterations without progress
     size: Array  # |g| of the iteration before
-    best: Array  # the least |g| since steps are tiny
+    best: Array  # the least |g| since steps are tiny; infinite before that
     waited: Array  # iterations since then without a smaller one
     rose: Array  # whether |g| has risen since steps are tiny,
     fell: Array  # and fallen again
+    iteration: Array
+
+    @property
+    def away(self) -> Array:
+        """Whether x is still away from the set."""
+        return ~jnp.isfinite(self.best)
 
 
 def place_at(constraint: ConstraintFn, root: Root, x: Array) -> Place:
@@ -82,17 +100,20 @@ def reach(
     The same solver from both ends is what the reversibility check needs. One that is not `active` does nothing.
     """
     frame, origin = place.frame, place.x
-    proposal = origin + spread(root, move)
-    ends = jnp.maximum(jnp.abs(origin), jnp.abs(proposal))
-    none, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     if frame.value.size == 0:  # no equality: plain leapfrog
-        return Reached(proposal, move_of(root, origin, proposal, move), ~no, none, ends, jnp.zeros_like(ends))
-    limits = LIMITS[projection]
-    rows = _rows_of(root, place)
+        x = origin + spread(root, move)
+        zeros = jnp.zeros_like(x)
+        landed = jnp.ones((), bool)
+        return Reached(x, move_of(root, origin, x, move), landed, jnp.zeros((), jnp.int32), _larger(origin, x), zeros)
+    # What a move has along the normals is the solver's to find.
+    move = project(frame, move)
+    proposal = origin + spread(root, move)
+    ends = _larger(origin, proposal)
+    rows, limits = _rows_of(root, place), LIMITS[projection]
     normal_sizes, proposed = jnp.abs(rows.normals), weighted_sum(rows.weights, jnp.abs(proposal - origin))
+    # The normals are orthogonal to the move, so that all of it is no shorter than that.
+    tiny = jnp.sqrt(jnp.finfo(proposal.dtype).eps) * rows.lengths * row_lengths(move[None])[0]
     estimate, memory = SOLVERS[projection](constraint, place, rows)
-    # What the solver added to the move so far, and all of it.
-    whole = lambda x, multipliers: move_of(root, origin, x, move - multipliers @ rows.own_normals)
 
     def size_of(x: Array, multipliers: Array) -> Array:
         # Multipliers of dependent rows cancel and say nothing.
@@ -100,29 +121,38 @@ def reach(
         return jnp.maximum(ends, jnp.abs(x)) + terms
 
     def keep_going(carry: Any) -> Array:
-        *_, settling, iteration = carry
-        return (
-            ~settling.done & ~settling.lost & (iteration < jnp.where(jnp.isfinite(settling.best), limits[1], limits[0]))
+        settling = Settling(*carry[-1])
+        return (settling.done + settling.lost == 0) & (
+            settling.iteration < jnp.where(settling.away, limits[0], limits[1])
         )
 
     def improve(carry: Any) -> Any:
-        x, multipliers, memory, _, settling, iteration = carry
-        delta, value, jacobian, memory = estimate(x, memory, ~jnp.isfinite(settling.best))
+        x, multipliers, memory, _, packed = carry
+        settling = Settling(*packed)
+        delta, value, jacobian, memory = estimate(x, memory, settling.away)
+        step = delta @ rows.normals
         weights = rows.weights if jacobian is None else jnp.abs(jacobian)
         # Roundings that x has, and that its terms have; a quarter of the tolerance is for who adds up in another order.
         level, loose = (0.75 * rounding_level(weights, s) for s in (jnp.abs(x), size_of(x, multipliers)))
-        step, largest = delta @ rows.normals, jnp.max(jnp.abs(value) / (level + proposed))
-        settling = _settle(settling, place, rows, x, whole(x, multipliers), step, value, level, loose, largest)
-        settling = settling._replace(lost=settling.lost | (~jnp.isfinite(settling.best) & (settling.idle >= limits[2])))
-        stop = settling.done | settling.lost
+        moved, next_move = (weighted_sum(weights, jnp.abs(v)) for v in (x - origin, step))
+        seen = Seen(jnp.abs(value), level, loose, moved, next_move, jnp.abs(value) / (level + proposed), tiny)
+        settling = _settle(settling, seen, jnp.all(x - step == x), limits[2])
+        stop = settling.done + settling.lost > 0
         x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
-        return x, multipliers, memory, step, settling, iteration + 1
+        return x, multipliers, memory, step, jnp.stack(settling)
 
-    far = jnp.full((), jnp.inf, origin.dtype)
-    first = Settling(~jnp.asarray(active), no, far, none, far, far, none, no, no)
-    begin = (proposal, jnp.zeros_like(frame.value), memory, jnp.zeros_like(proposal), first, none)
-    x, multipliers, _, step, settling, iterations = lax.while_loop(keep_going, improve, begin)
-    return Reached(x, whole(x, multipliers), settling.done, iterations, size_of(x, multipliers), jnp.abs(step))
+    far, zero = jnp.full((), jnp.inf, origin.dtype), jnp.zeros((), origin.dtype)
+    first = Settling(jnp.where(active, zero, 1.0), zero, far, zero, far, far, zero, zero, zero, zero)
+    begin = (proposal, jnp.zeros_like(frame.value), memory, jnp.zeros_like(proposal), jnp.stack(first))
+    x, multipliers, _, step, packed = lax.while_loop(keep_going, improve, begin)
+    settling = Settling(*packed)
+    whole = move_of(root, origin, x, move - multipliers @ rows.own_normals)
+    landed, iterations = settling.done > 0, settling.iteration.astype(jnp.int32)
+    return Reached(x, whole, landed, iterations, size_of(x, multipliers), jnp.abs(step))
+
+
+def _larger(first: Array, second: Array) -> Array:
+    return jnp.maximum(jnp.abs(first), jnp.abs(second))
 
 
 def _rows_of(root: Root, place: Place) -> Rows:
@@ -194,43 +224,54 @@ LIMITS = {
 }
 
 
-def _settle(
-    settling: Settling,
-    place: Place,
-    rows: Rows,
-    x: Array,
-    move: Array,
-    step: Array,
-    value: Array,
-    level: Array,
-    loose: Array,
-    largest: Array,
-) -> Settling:
-    """Whether a solver that is at x, after a move from the origin, has reached the set, to the roundings that there are.
+class Seen(NamedTuple):
+    """What an iteration knows of each row of g, (m,)."""
+
+    off: Array  # |g|
+    level: Array  # of the roundings of x,
+    loose: Array  # and of those of the terms that make x
+    moved: Array  # Σ_i |∂_i g||x_i − origin_i|
+    next_move: Array  # the same of the step to come
+    relative: Array  # |g| in units of the move
+    tiny: Array  # a change of g that is little for a move of this length
+
+
+def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Settling:
+    """Whether a solver has reached the set, to the roundings that there are; `still` where its step no longer changes x.
 
     Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of its
     own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while steps are tiny.
     A slow iteration falls each time, one that runs away rises, and one that misses the set by little repeats its |g|, or leaps.
     """
-    off, root_eps = jnp.abs(value), jnp.sqrt(jnp.finfo(x.dtype).eps)
+    dtype = seen.off.dtype
+    eps = jnp.finfo(dtype).eps
     # Small is small against the move to here, not against the proposal, which may be far outside the set.
-    small = root_eps * weighted_sum(rows.weights, jnp.abs(x - place.x))
-    rounded = off <= jnp.minimum(loose, root_eps * rows.lengths * row_lengths(move[None])[0])
-    calm = jnp.all(rounded | ((off <= small) & (weighted_sum(rows.weights, jnp.abs(step)) <= small)))
-    waited = jnp.where(calm & ~(largest < settling.best), settling.waited + 1, 0)
-    best = jnp.where(calm, jnp.minimum(settling.best, largest), jnp.inf)
-    rose = calm & (settling.rose | ((settling.waited > 0) & (largest > 1.25 * settling.size)))
-    fell = calm & (settling.fell | (settling.rose & (largest < 0.8 * settling.size)))
-    noise = fell & (waited >= NOISE_PATIENCE) & (largest <= FARTHEST * best)
-    at_rest = (waited >= PATIENCE) & (jnp.all(rounded) | jnp.all(x - step == x))
-    # Where x has run away, |g| and its roundings are infinite alike.
-    finite = jnp.all(jnp.isfinite(value))
+    small = jnp.sqrt(eps) * seen.moved
+    rounded = seen.off <= jnp.minimum(seen.loose, seen.tiny)
     # A row whose coordinates are 0 on the set has no roundings of its own: one of its terms' roundings' roundings will do.
-    eps = jnp.finfo(x.dtype).eps
-    low = jnp.where(level <= eps**2 * loose, eps * loose, level)
-    done = (jnp.all(off <= low) | at_rest | noise) & finite
-    idle = jnp.where((largest < settling.least) | (largest < 0.5 * settling.size), 0, settling.idle + 1)
-    return Settling(done, ~finite, jnp.minimum(settling.least, largest), idle, largest, best, waited, rose, fell)
+    low = jnp.where(seen.level <= eps**2 * seen.loose, eps * seen.loose, seen.level)
+    rows = (
+        rounded,
+        rounded | ((seen.off <= small) & (seen.next_move <= small)),
+        seen.off <= low,
+        # Where x has run away, |g| and its roundings are infinite alike.
+        jnp.isfinite(seen.off),
+    )
+    all_rounded, calm, arrived, finite = jnp.all(jnp.stack(rows), axis=1)
+    largest = jnp.max(seen.relative)
+    before = settling
+    waited = jnp.where(calm & ~(largest < before.best), before.waited + 1, 0)
+    best = jnp.where(calm, jnp.minimum(before.best, largest), jnp.inf)
+    rose = calm & ((before.rose > 0) | ((before.waited > 0) & (largest > 1.25 * before.size)))
+    fell = calm & ((before.fell > 0) | ((before.rose > 0) & (largest < 0.8 * before.size)))
+    noise = fell & (waited >= NOISE_PATIENCE) & (largest <= FARTHEST * best)
+    at_rest = (waited >= PATIENCE) & (all_rounded | still)
+    idle = jnp.where((largest < before.least) | (largest < 0.5 * before.size), 0, before.idle + 1)
+    lost = ~finite | (~jnp.isfinite(best) & (idle >= hopeless))
+    least = jnp.minimum(before.least, largest)
+    done = (arrived | at_rest | noise) & finite
+    after = (done, lost, least, idle, largest, best, waited, rose, fell, before.iteration + 1)
+    return Settling(*(number.astype(dtype) for number in after))
 
 
 def _without(matrix: Array, rows: Array) -> Array:

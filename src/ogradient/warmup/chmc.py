@@ -21,8 +21,10 @@ from ogradient.samplers.chmc import CHMC
 from ogradient.samplers.metric import mass_parameters
 from ogradient.warmup.lengths import first_length, flat_points
 from ogradient.warmup.low_rank import with_directions
-from ogradient.warmup.metric import correlation_condition, first_metric, judged, refit, without_correlations
+from ogradient.warmup.metric import correlation_condition, first_metric, judged, refit, rounded, without_correlations
 
+TARGET = 0.85  # acceptance rate that the step size is tuned to,
+TARGET_WITH_WALLS = 0.8
 WINDOW = 100  # transitions of one stage
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
 SHORTER = (0.5, 0.25, 0.125)  # times the step size, tried where a chain does not move
@@ -79,13 +81,12 @@ class CHMCTuning(NamedTuple):
 class Windows:
     """Runs stages: windows of transitions of all chains with the parameters of a stage.
 
-    `target` is the acceptance rate; None is 0.8, or 0.65 with inequalities, where some trajectories are rejected at any
-    step size.
+    `target` is the acceptance rate; None is `TARGET`, or `TARGET_WITH_WALLS` where there are inequalities.
     """
 
     def __init__(self, key: Array, problem: Problem, kernel: CHMC, target: float | None = None) -> None:
         self.key, self.problem, self.kernel = key, problem, kernel
-        self.target = (0.8 if problem.inequality is None else 0.65) if target is None else target
+        self.target = target or (TARGET if problem.inequality is None else TARGET_WITH_WALLS)
 
     def run(self, number: int, stage: Stage, *, adapt: bool, length: int = WINDOW, **changes: Any) -> Stage:
         """A window with the parameters of a stage, or with `changes` to them; adapting the step size, or not."""
@@ -145,7 +146,10 @@ def tune_chmc(windows: Windows, positions: Position, trajectories: Sequence[int]
     units = np.asarray(units_of(flat_points(positions), np), np.float64)
     stage = _find_metric(windows, _begin(windows, positions, units), units)
     stage, found = _dense_or_not(windows, stage, trajectories)
+    time = stage.num_integration_steps * stage.step_size
     stage = windows.run(20, stage, adapt=True)
+    # What was found is a time: a shorter step takes more of them.
+    stage = stage._replace(num_integration_steps=_steps_for(time, stage.step_size, trajectories))
     stage, stuck = _free_stuck(windows, windows.run(21, stage, adapt=False))
     num_chains = jax.tree.leaves(positions)[0].shape[0]
     return CHMCTuning(
@@ -194,10 +198,15 @@ def _fit(problem: Problem, stage: Stage, units: np.ndarray, directions: bool) ->
     """The metric of a stage's draws, without the first of them; of low rank where that is wanted and of use."""
     late, before, positions = stage.draws[len(stage.draws) // 4 :], stage.inverse_mass, stage.states.position
     if before.ndim == 2 and before.shape[0] == before.shape[1]:
-        return refit(problem, positions, late, before, units)
+        return rounded(refit(problem, positions, late, before, units))
     metric = refit(problem, positions, late, before if before.ndim == 1 else before[:, 0], units)
     found = with_directions(problem, positions, late, metric) if directions and metric.size > 1 else None
-    return metric if found is None or correlation_condition(found) < CORRELATED else found
+    return rounded(metric) if found is None or correlation_condition(found) < CORRELATED else found
+
+
+def _steps_for(time: float, step_size: float, trajectories: Sequence[int]) -> int:
+    """How many steps take a time, within the lengths that may be tried."""
+    return int(np.clip(round(time / step_size), trajectories[0], trajectories[-1]))
 
 
 class Length(NamedTuple):

@@ -66,7 +66,7 @@ def tune(
         num_chains: as in `og.sample`.
         spread: as in `og.sample`.
         tolerance: the largest mean |g| that a tuned O-Langevin may have.
-        target_accept: acceptance rate that the step size of an exact sampler is tuned to; None is 0.8, or 0.65 with inequalities.
+        target_accept: acceptance rate that the step size of an exact sampler is tuned to; None is 0.85, or 0.8 with inequalities.
         progress: print what was chosen.
 
     Returns:

@@ -32,6 +32,7 @@ NORMAL_POINTS = 64  # chains whose normals are looked at
 COMPONENTS = 10  # directions of largest variance that lengths are judged by, beside the coordinates,
 JUDGED = 2000  # of which there are so many at most
 ROUNDS = 6  # of subspace iteration
+NEARLY_ROUND = 3.0  # condition number of a metric below which it is made a multiple of the identity
 
 
 def first_metric(units: np.ndarray) -> np.ndarray:
@@ -64,6 +65,21 @@ def correlation_condition(inverse_mass: np.ndarray) -> float:
 def without_correlations(inverse_mass: np.ndarray) -> np.ndarray:
     """The metric of the variances alone. Of a matrix it is one as well, so that nothing is compiled for it."""
     return inverse_mass[:, 0] if kind_of(inverse_mass) == "low-rank" else np.diag(np.diagonal(inverse_mass))
+
+
+def rounded(inverse_mass: np.ndarray) -> np.ndarray:
+    """A metric that is nearly a multiple of the identity, made one.
+
+    Half of what it says is chance, and on sets that are alike in all directions, such as spheres and rotations, solvers take half
+    the iterations where the metric is so too.
+    """
+    if kind_of(inverse_mass) == "low-rank":
+        return inverse_mass
+    values = inverse_mass if inverse_mass.ndim == 1 else np.linalg.eigvalsh(inverse_mass)
+    if values.min() * NEARLY_ROUND < values.max():
+        return inverse_mass
+    constant = np.full(len(values), np.exp(np.mean(np.log(values))))
+    return constant if inverse_mass.ndim == 1 else np.diag(constant)
 
 
 def whiten(inverse_mass: np.ndarray, draws: np.ndarray) -> np.ndarray:
