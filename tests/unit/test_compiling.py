@@ -212,3 +212,30 @@ def test_a_compiled_function_can_be_part_of_another():
     landed = jax.jit(lambda x: og.land(problem, x).position)(STARTS)
     np.testing.assert_allclose(landed, og.land(problem, STARTS).position, atol=1e-6)
     assert np.abs(jax.vmap(problem.equality_value)(landed)).max() < 1e-5
+
+
+def test_a_program_that_is_prepared_is_compiled_once(compiled):
+    double = compilation.compiled(lambda x: 2 * x + 0.123)
+    double.prepare(np.float32(1.0))()
+    assert len(compiled) == 1
+    assert float(double(np.float32(1.0))) == pytest.approx(2.123)
+    assert len(compiled) == 1
+
+
+def test_what_cannot_be_prepared_says_so_when_it_is_called():
+    def broken(x):
+        raise RuntimeError("as the user has it")
+
+    function = compilation.compiled(broken)
+    function.prepare(1.0)()
+    with pytest.raises(RuntimeError, match="as the user has it"):
+        function(1.0)
+
+
+def test_what_runs_once_is_compiled_quickly_where_it_is_given_little():
+    function = compilation.compiled(jnp.sum, once=True)
+    little, much = [jnp.zeros(10)], [jnp.zeros(compilation.LITTLE + 1)]
+    if function.program is function.quick:  # on a CPU whose jaxlib knows the options
+        assert function._program_for(little) is function.once
+    assert function._program_for(much) is function.program
+    assert jax.jit(function)(little[0]) == function(little[0]) == 0
