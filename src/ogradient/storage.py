@@ -61,8 +61,7 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], check: 
         for left in _left_over(path, "old")[-1:]:
             with suppress(OSError):
                 os.rename(left, path)
-    if os.path.lexists(path):
-        check(path)
+    _check(path, check)
     partial, old = beside(path, "partial"), beside(path, "old")
     try:
         write(partial)
@@ -73,33 +72,38 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], check: 
             raise KeyboardInterrupt
     except BaseException:
         _remove_for_good(partial)
-        raise
-    finally:
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
+        raise
+    # Even where nothing has the name now: another writer is between its two renames, and has this one's folder.
+    shutil.rmtree(old, ignore_errors=True)
     for left in _left_over(path, "partial") + _left_over(path, "old"):
         shutil.rmtree(left, ignore_errors=True)
 
 
-def find_folder(path: Path) -> tuple[Path, bool]:
-    """Where a folder is, and whether that is where a process left it that was killed while replacing it."""
-    real, patience = Path(os.path.realpath(path)), 20
+def find_folder(path: Path) -> tuple[Path, bool] | None:
+    """Where a folder is, and whether a process left it there that was killed while replacing it; None where it is nowhere."""
+    real, patience, missing = Path(os.path.realpath(path)), 20, 0
     for attempt in range(patience):
         left = _hidden(real, "old")
-        if real.exists() or (attempt and not left):
-            break
+        if real.exists():
+            return path, False
         if left and (_is_dead(left[-1]) or attempt == patience - 1):
             return left[-1], True
+        # A folder can change its name between two looks, but hardly three times.
+        missing = 0 if left else missing + 1
+        if missing == 3:
+            break
         # A live process may be between its two renames.
         time.sleep(0.02)
-    return path, False
+    return None
 
 
 def _swap(partial: Path, path: Path, old: Path, check: Callable[[Path], None]) -> None:
     """Give `partial` the name `path`; what had that name is called `old` after. On an error all is as it was."""
     try:
         while not _renamed(partial, path):
-            check(path)
+            _check(path, check)
             # Another writer may have been faster, after this one had renamed the folder that was there.
             if old.exists():
                 shutil.rmtree(old, ignore_errors=True)
@@ -118,10 +122,34 @@ def _renamed(folder: Path, path: Path) -> bool:
     try:
         os.rename(folder, path)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EACCES) and path.exists():
+        # Another writer may have moved it away since.
+        full = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+        if full or (error.errno in (errno.ENOTDIR, errno.EACCES) and path.exists()):
             return False
         raise
     return True
+
+
+def _check(path: Path, check: Callable[[Path], None]) -> None:
+    """Call `check` with what has the name, if anything has. A complaint counts only of what stayed there all the while."""
+    while (before := identity(path)) is not None:
+        try:
+            check(path)
+        except OSError:
+            if identity(path) == before:
+                raise
+        else:
+            return
+
+
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """What tells a folder from another one that gets its name later; None where there is none."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    # The number of a folder that is removed may soon be another one's.
+    return about.st_dev, about.st_ino, about.st_ctime_ns
 
 
 def _remove_for_good(folder: Path) -> None:

@@ -39,7 +39,7 @@ def test_starts_and_documentation(name, measure, x64):
 @everyone
 def test_exact_draws_lie_on_the_set_and_confirm_the_moments(name, measure, x64):
     known = build(name, measure)
-    n = 20_000 if name in ("bingham", "disc") else 100_000
+    n = 20_000 if name in ("bingham", "disc", "dirichlet") else 100_000
     draws = known.exact(jax.random.key(1), n)
     functions = {label: moment.function for label, moment in known.moments.items()}
     check = lambda x: (known.problem.equality_value(x), known.problem.inequality_value(x))

@@ -157,7 +157,7 @@ class Fussy:
         return stage._replace(rates=np.full(4, accepted))
 
 
-@pytest.mark.parametrize(("shortest", "longest"), [(1e-3, 1e-2), (1e-6, 1e-4), (1e-2, 1.0), (0.5, 10.0)])
+@pytest.mark.parametrize(("shortest", "longest"), [(1e-3, 1e-2), (1e-9, 1e-7), (1e-2, 1.0), (0.5, 10.0), (1e5, 1e7)])
 def test_steps_are_adapted_from_one_that_moves(shortest, longest):
     windows = Fussy(shortest, longest)
     _begin(windows, jnp.eye(4), np.ones(4))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ogradient.status import warn
-from ogradient.storage import checksum, find_folder, write_folder_atomically
+from ogradient.storage import checksum, find_folder, identity, write_folder_atomically
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -81,25 +81,26 @@ def write(
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Arrays]]:
     """The header, and the arrays of every group under their own names; an error if a byte differs from what was written."""
-    found, left_over = find_folder(path)
-    if not found.exists():
-        raise FileNotFoundError(f"no trace at {path}.")
-    if left_over:
-        before = f"This is the trace from before, found at {found}; the next save puts it back."
-        warn(f"{path} is missing: a process was killed while it replaced it. {before}", RuntimeWarning)
-    if not is_archive(found):
-        raise ValueError(f"{path} is not a folder that Trace.save wrote.")
     for _ in range(10):
-        which = _identity(found)
+        if (place := find_folder(path)) is None:
+            raise FileNotFoundError(f"no trace at {path}.")
+        found, left_over = place
+        which = identity(found)
         try:
-            return _read(found)
+            if not is_archive(found):
+                raise ValueError(f"{path} is not a folder that Trace.save wrote.")
+            header, groups = _read(found)
         except Exception as error:
-            if _identity(found) != which:
+            if which is None or identity(found) != which:
                 # Another process replaced it meanwhile: read the new one.
                 continue
-            if isinstance(error, ValueError) and str(found) in str(error):
+            if isinstance(error, ValueError) and any(str(name) in str(error) for name in (path, found)):
                 raise
             raise ValueError(f"{found} is damaged ({type(error).__name__}: {error}). {DAMAGED}") from error
+        if left_over:
+            before = f"This is the trace from before, found at {found}; the next save puts it back."
+            warn(f"{path} is missing: a process was killed while it replaced it. {before}", RuntimeWarning)
+        return header, groups
     raise OSError(f"{path} is replaced faster than it can be read.")
 
 
@@ -156,14 +157,6 @@ def _attributes(path: Path) -> dict[str, Any] | None:
         return attributes if isinstance(attributes[HEADER], str) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        about = os.stat(path)
-    except OSError:
-        return None
-    return about.st_dev, about.st_ino
 
 
 def _foreign(path: Path) -> str | None:

@@ -29,7 +29,7 @@ WINDOW = 100  # transitions of one stage
 STUCK = 1e-3  # a chain that accepts less than this does not move at the common step size
 SHORTER = (0.5, 0.25, 0.125)  # times the step size, tried where a chain does not move
 # Times the first step size: tried in turn, for some transitions each, until chains move,
-BEGINNINGS = (1.0, 1 / 8, 1 / 64, 1 / 512, 1 / 4096, 1 / 32768, 30.0, 1000.0)
+BEGINNINGS = (1.0, *(8.0 ** (sign * power) for power in range(1, 11) for sign in (-1, 1)))
 GLANCE = 10
 MOVING = 0.4  # which they do from this acceptance on
 # Steps per transition that may be tried.
@@ -136,7 +136,7 @@ def tune_chmc(windows: Windows, positions: Position, trajectories: Sequence[int]
     their principal components, and the squares of both, per root of the cost (draws are what users count, gradients what they
     wait for). The squares see what coordinates alone cannot: trajectories of half a period, which end opposite where they began
     for ever. The same number decides between the metric with its correlations and without.
-    One compilation; a run with these settings needs no other.
+    One compilation, and another where a metric of low rank is found; a run with these settings needs no other.
 
     Args:
         windows: of the problem and kernel.
@@ -174,10 +174,11 @@ def _begin(windows: Windows, positions: Position, units: np.ndarray) -> Stage:
     step_size = 0.1 * (first_length(windows.problem, positions) if np.all(units == 1) else 1.0)
     first = _first_stage(windows.kernel, positions, units, step_size)
     # A step can be too short as well as too long: below the roundings of g no move is told from the next. Dual averaging knows
-    # only of the latter, and would make steps ever shorter where none is accepted. So look first.
+    # only of the latter, and would make steps ever shorter where none is accepted. So look first, in both directions: what the
+    # positions say of the scale may be all wrong, as where starts at 0 are landed and only roundings are left of them.
     seen = []
     for number, times in enumerate(BEGINNINGS):
-        seen.append(windows.run(40 + number, first, adapt=False, length=GLANCE, step_size=times * step_size))
+        seen.append(windows.run(1000 + number, first, adapt=False, length=GLANCE, step_size=times * step_size))
         if seen[-1].rates.mean() > MOVING:
             break
     return windows.run(48, max(seen, key=lambda stage: float(stage.rates.mean())), adapt=True)
