@@ -6,19 +6,18 @@ import pytest
 
 import ogradient as og
 from ogradient.samplers.chmc import CHMC
-from ogradient.warmup.chmc import (
+from ogradient.warmup.chmc import CHMCTuning, _begin
+from ogradient.warmup.lengths import (
     ENOUGH,
-    METRIC_STEPS,
+    LEAST_STEPS,
     TRAJECTORIES,
-    CHMCTuning,
     Length,
-    Stage,
-    _begin,
-    _find_length,
-    _long_enough,
-    _steps_for,
     efficiency,
+    find_length,
+    long_enough,
+    steps_for,
 )
+from ogradient.warmup.stages import Stage
 
 
 def autoregression(rho, length=2000, chains=16, seed=0):
@@ -63,18 +62,18 @@ def test_fixed_coordinates_play_no_part():
     assert efficiency(np.full((50, 4, 2), 3.0)) == 1.0
 
 
-def long_enough(efficiencies, best):
+def taken(efficiencies, best):
     tried = {steps: Length(steps, share, share / (steps + 0.5) ** 0.5) for steps, share in efficiencies.items()}
-    return _long_enough(tried, tried[best]).steps
+    return long_enough(tried, tried[best]).steps
 
 
 def test_longer_trajectories_are_taken_where_draws_are_too_correlated():
-    assert long_enough({1: 0.3, 2: 0.35, 4: 0.5}, 1) == 1
-    assert long_enough({1: 0.1, 2: 0.15, 4: ENOUGH, 8: 0.5}, 1) == 4
-    assert long_enough({8: 0.5, 4: ENOUGH, 2: 0.15, 1: 0.1}, 1) == 4
-    assert long_enough({4: 0.01, 8: 0.03, 12: 0.05, 16: 0.04}, 4) == 12
+    assert taken({1: 0.3, 2: 0.35, 4: 0.5}, 1) == 1
+    assert taken({1: 0.1, 2: 0.15, 4: ENOUGH, 8: 0.5}, 1) == 4
+    assert taken({8: 0.5, 4: ENOUGH, 2: 0.15, 1: 0.1}, 1) == 4
+    assert taken({4: 0.01, 8: 0.03, 12: 0.05, 16: 0.04}, 4) == 12
     # Where chains never meet all lengths look alike, up to chance.
-    assert long_enough({1: 0.0100, 2: 0.0101, 4: 0.0102, 8: 0.0103}, 1) == METRIC_STEPS
+    assert taken({1: 0.0100, 2: 0.0101, 4: 0.0102, 8: 0.0103}, 1) == LEAST_STEPS
 
 
 class Pretended:
@@ -95,7 +94,7 @@ class Pretended:
 def search(windows, begin, **settings):
     none = np.zeros(0)
     stage = Stage(0.5, 1, np.ones(1), None, none, none)
-    return _find_length(windows, stage, TRAJECTORIES, np.ones(1), first=0, begin=begin, **settings)[1]
+    return find_length(windows, stage, TRAJECTORIES, np.ones(1), first=0, begin=begin, **settings)[1]
 
 
 @pytest.mark.parametrize("begin", [1.0, 3.0, 20.0])
@@ -166,8 +165,8 @@ def test_steps_are_adapted_from_one_that_moves(shortest, longest):
 
 
 def test_a_trajectory_keeps_its_time_when_the_step_size_changes():
-    assert _steps_for(3 * 0.488, 0.381, TRAJECTORIES) == 4
-    assert _steps_for(3 * 0.4, 0.4, TRAJECTORIES) == 3
-    assert _steps_for(1e-3, 0.4, TRAJECTORIES) == 1
-    assert _steps_for(1e9, 0.4, TRAJECTORIES) == TRAJECTORIES[-1]
-    assert _steps_for(5.0, 0.4, (1,)) == 1  # clangevin
+    assert steps_for(3 * 0.488, 0.381, TRAJECTORIES) == 4
+    assert steps_for(3 * 0.4, 0.4, TRAJECTORIES) == 3
+    assert steps_for(1e-3, 0.4, TRAJECTORIES) == 1
+    assert steps_for(1e9, 0.4, TRAJECTORIES) == TRAJECTORIES[-1]
+    assert steps_for(5.0, 0.4, (1,)) == 1  # clangevin

@@ -18,9 +18,11 @@ from ogradient.start.inspect import check_start
 from ogradient.start.landing import bring_inside, land_starts
 from ogradient.start.positions import check_positions, free_positions, many_starts
 from ogradient.status import warn
-from ogradient.warmup.chmc import TRAJECTORIES, CHMCTuning, Windows, tune_chmc
+from ogradient.warmup.chmc import CHMCTuning, tune_chmc
+from ogradient.warmup.lengths import TRAJECTORIES
 from ogradient.warmup.metric import kind_of
 from ogradient.warmup.o_langevin import tune_o_langevin
+from ogradient.warmup.stages import Windows
 
 TUNED = ("chmc", "clangevin", "o_langevin")
 JITTER, LENGTH_JITTER = 0.2, 0.2  # of step and length of a tuned chmc

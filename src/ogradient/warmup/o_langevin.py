@@ -19,7 +19,7 @@ from ogradient.problem import Problem
 from ogradient.problem.functions import Position, dtype_of
 from ogradient.samplers.o_langevin import OLangevin
 from ogradient.status import warn
-from ogradient.warmup.lengths import first_length, tangent_drift
+from ogradient.warmup.scales import first_length, tangent_drift
 
 TRIAL_STEPS = 50
 # The largest share of steps that a boundary may turn back: it grows like √η, and the error like its square.

@@ -1,0 +1,90 @@
+"""Stages of the warm-up of exact samplers: windows of transitions of the very program that then samples.
+
+Between them the parameters change, and nothing is compiled again. What a stage is judged by comes from its draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from ogradient.chunk import arguments_of, capacity_of, pace_of, run_chunk, start, with_companion
+from ogradient.problem import Problem
+from ogradient.problem.functions import Position
+from ogradient.samplers.chmc import CHMC
+from ogradient.samplers.metric import mass_parameters
+from ogradient.warmup.metric import first_metric
+from ogradient.warmup.scales import flat_points
+
+TARGET = 0.85  # acceptance rate that the step size is tuned to,
+TARGET_WITH_WALLS = 0.8
+WINDOW = 100  # transitions of one stage
+
+
+class Stage(NamedTuple):
+    """Where warm-up stands after a stage: parameters, chains, and what the stage showed."""
+
+    step_size: float
+    num_integration_steps: int
+    inverse_mass: np.ndarray
+    states: Any
+    rates: np.ndarray  # acceptance of every chain over the second half
+    draws: np.ndarray  # (transition, chain, coordinate)
+
+
+class Windows:
+    """Runs stages: windows of transitions of all chains with the parameters of a stage.
+
+    `target` is the acceptance rate; None is `TARGET`, or `TARGET_WITH_WALLS` where there are inequalities.
+    """
+
+    def __init__(self, key: Array, problem: Problem, kernel: CHMC, target: float | None = None) -> None:
+        self.key, self.problem, self.kernel = key, problem, kernel
+        self.target = target or (TARGET if problem.inequality is None else TARGET_WITH_WALLS)
+
+    def run(self, number: int, stage: Stage, *, adapt: bool, length: int = WINDOW, **changes: Any) -> Stage:
+        """A window with the parameters of a stage, or with `changes` to them; adapting the step size, or not."""
+        stage = stage._replace(**changes)
+        parameters, pace = self._arguments(stage, adapt)
+        key, states = jax.random.fold_in(self.key, np.uint32(number)), stage.states
+        capacity = capacity_of(self.problem, self.kernel, parameters, pace, key, states)
+        draws, rates, done = [], [], 0
+        while done < length:
+            steps = min(capacity - 1, length - done)
+            counts = (np.uint32(done), np.int32(steps), np.int32(1), np.int32(1), None)
+            arguments = (parameters, pace, key, states, *counts)
+            states, rows, _, pace = run_chunk(self.problem, self.kernel, capacity, *arguments)
+            leaves = [np.asarray(leaf)[:steps] for leaf in jax.tree.leaves(rows["position"])]
+            draws.append(np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=2))
+            rates.append(np.asarray(rows["stats"]["steering"])[:steps])
+            done += steps
+        step_size = float(np.exp(pace.average)) if adapt else stage.step_size
+        late = np.concatenate(rates)[length // 2 :].mean(axis=0, dtype=np.float64)
+        return stage._replace(step_size=step_size, states=states, rates=late, draws=np.concatenate(draws))
+
+    def _arguments(self, stage: Stage, adapt: bool) -> tuple[dict[str, Any], Any]:
+        """Parameters and pace of a stage."""
+        given = {"num_integration_steps": stage.num_integration_steps} | mass_parameters(stage.inverse_mass)
+        parameters, _ = arguments_of(self.kernel, given, stage.states.position)
+        return parameters, pace_of(stage.step_size, stage.states.position, adapt=adapt, target=self.target)
+
+    def prepare(self, positions: Position) -> Callable[[], None]:
+        """Begin to compile what windows run; returns what waits for it."""
+        units = np.ones(flat_points(positions).shape[1])
+        stage = first_stage(self.kernel, positions, units, 1.0)
+        parameters, pace = self._arguments(stage, adapt=False)
+        arguments = (parameters, pace, self.key, stage.states)
+        capacity = capacity_of(self.problem, self.kernel, *arguments)
+        counts = (np.uint32(0), np.int32(1), np.int32(1), np.int32(1), None)
+        return run_chunk.prepare(self.problem, self.kernel, capacity, *arguments, *counts)
+
+
+def first_stage(kernel: CHMC, positions: Position, units: np.ndarray, step_size: float) -> Stage:
+    """The stage before the first window."""
+    states = start(kernel, positions)
+    states = with_companion(states) if jax.tree.leaves(positions)[0].shape[0] == 1 else states
+    return Stage(step_size, 3, first_metric(units), states, np.zeros(0), np.zeros(0))
