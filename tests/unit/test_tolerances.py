@@ -207,6 +207,21 @@ def test_what_a_leaping_solver_reaches_is_on_the_set(projection):
     assert 100 < np.sum(~np.asarray(reached)) < 0.9 * reached.size
 
 
+@pytest.mark.parametrize("projection", ["broyden", "chord", pytest.param("newton", marks=pytest.mark.slow)])
+def test_an_iteration_with_a_wrong_jacobian_is_not_taken_for_rounding(projection):
+    """Moves half as long as the set is wide: beside the set |g| goes up and down, at hundreds of roundings."""
+    known = og.problems.orthogonal(5)
+    constraint = known.problem.equality_value
+    origins = og.land(known.problem, known.start_on(jax.random.key(0), 2000)).position
+    proposals = origins + 0.6 * jax.random.normal(jax.random.key(1), origins.shape)
+    project = lambda origin, x: reach_from(constraint, origin, x, projection)
+    ends, _, reached, *_ = jax.jit(jax.vmap(project))(origins, proposals)
+    terms = jax.vmap(lambda x: jnp.abs(jax.jacrev(constraint)(x)) @ jnp.abs(x))(ends)
+    off = jnp.max(jnp.abs(jax.vmap(constraint)(ends)) / terms, axis=1)
+    assert jnp.max(jnp.where(reached, off, 0.0)) < 100 * np.finfo(np.float32).eps
+    assert jnp.mean(reached) > 0.05
+
+
 def test_rows_that_share_coordinates_share_what_is_left_of_g():
     """A landed start has roundings left in some rows; mending those moves coordinates that other rows look at too."""
     known = og.problems.transport(60, 50)

@@ -32,6 +32,7 @@ HOPELESS = (
 PATIENCE = 3  # iterations without a smaller |g| after which x has come to rest,
 NOISE_PATIENCE = 5  # or g is at the level of its own roundings,
 FARTHEST = 8.0  # which are within so many times the least |g| that was seen
+STRAIGHT = 1.0  # of |g|, how far g may be from linear over two equal steps where it is not all roundings
 
 
 class Place(NamedTuple):
@@ -78,6 +79,8 @@ class Settling(NamedTuple):
     waited: Array  # iterations since then without a smaller one
     rose: Array  # whether |g| has risen since steps are tiny,
     fell: Array  # and fallen again
+    again: Array  # whether the step before is made once more, to see what |g| is made of,
+    smooth: Array  # and whether it was more than roundings
     iteration: Array
 
     @property
@@ -127,28 +130,31 @@ def reach(
         )
 
     def improve(carry: Any) -> Any:
-        x, multipliers, memory, _, packed = carry
+        x, multipliers, memory, (before, *values), packed = carry
         settling = Settling(*packed)
-        delta, value, jacobian, memory = estimate(x, memory, settling.away)
+        delta, value, jacobian, memory = estimate(x, memory, before, settling.away | (settling.smooth > 0))
         step = delta @ rows.normals
         weights = rows.weights if jacobian is None else jnp.abs(jacobian)
         # Roundings that x has, and that its terms have; a quarter of the tolerance is for who adds up in another order.
         level, loose = (0.75 * rounding_level(weights, s) for s in (jnp.abs(x), size_of(x, multipliers)))
         moved, next_move = (weighted_sum(weights, jnp.abs(v)) for v in (x - origin, step))
-        seen = Seen(jnp.abs(value), level, loose, moved, next_move, jnp.abs(value) / (level + proposed), tiny)
+        relative, bend = (jnp.abs(v) / (level + proposed) for v in (value, value - 2 * values[0] + values[1]))
+        seen = Seen(jnp.abs(value), level, loose, moved, next_move, relative, tiny, bend)
         settling = _settle(settling, seen, jnp.all(x - step == x), limits[2])
         stop = settling.done + settling.lost > 0
-        x, multipliers = jnp.where(stop, x, x - step), jnp.where(stop, multipliers, multipliers + delta)
-        return x, multipliers, memory, step, jnp.stack(settling)
+        delta = jnp.where((settling.again > 0) & ~stop, before, delta)
+        x, multipliers = jnp.where(stop, x, x - delta @ rows.normals), jnp.where(stop, multipliers, multipliers + delta)
+        return x, multipliers, memory, jnp.stack([delta, value, values[0]]), jnp.stack(settling)
 
     far, zero = jnp.full((), jnp.inf, origin.dtype), jnp.zeros((), origin.dtype)
-    first = Settling(jnp.where(active, zero, 1.0), zero, far, zero, far, far, zero, zero, zero, zero)
-    begin = (proposal, jnp.zeros_like(frame.value), memory, jnp.zeros_like(proposal), jnp.stack(first))
-    x, multipliers, _, step, packed = lax.while_loop(keep_going, improve, begin)
+    first = Settling(jnp.where(active, zero, 1.0), zero, far, zero, far, far, *[zero] * 6)
+    none = jnp.zeros_like(frame.value)
+    begin = (proposal, none, memory, jnp.stack([none] * 3), jnp.stack(first))
+    x, multipliers, _, (last, *_), packed = lax.while_loop(keep_going, improve, begin)
     settling = Settling(*packed)
     whole = move_of(root, origin, x, move - multipliers @ rows.own_normals)
     landed, iterations = settling.done > 0, settling.iteration.astype(jnp.int32)
-    return Reached(x, whole, landed, iterations, size_of(x, multipliers), jnp.abs(step))
+    return Reached(x, whole, landed, iterations, size_of(x, multipliers), jnp.abs(last @ rows.normals))
 
 
 def _larger(first: Array, second: Array) -> Array:
@@ -162,15 +168,15 @@ def _rows_of(root: Root, place: Place) -> Rows:
     return Rows(jnp.abs(place.jacobian), lengths, scale, own_normals, spread(root, own_normals))
 
 
-# Of x, what iterations before have left, and whether x is still away from the set: the step in multiples of the unit normals, g,
-# its Jacobian if there is one, and what the next iteration is to know.
-Estimate = Callable[[Array, Any, Array], tuple[Array, Array, Array | None, Any]]
+# Of x, what iterations before have left, the step before, and whether |g| is more than roundings: the step in multiples of the unit
+# normals, g, its Jacobian if there is one, and what the next iteration is to know.
+Estimate = Callable[[Array, Any, Array, Array], tuple[Array, Array, Array | None, Any]]
 
 
 def _chord(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estimate, tuple[()]]:
     """λ ← λ + G⁻¹g with the Gram matrix of the origin: a value of g an iteration, linear convergence, for small steps."""
 
-    def estimate(x: Array, memory: tuple[()], _: Array) -> tuple[Array, Array, None, tuple[()]]:
+    def estimate(x: Array, memory: tuple[()], *_: Array) -> tuple[Array, Array, None, tuple[()]]:
         value = constraint(x)
         return solve(place.frame, value) * rows.lengths, value, None, memory
 
@@ -181,7 +187,7 @@ def _newton(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estimat
     """λ ← λ + (J(x')M⁻¹J(x)ᵀ)⁻¹g: a Jacobian and a system of m equations an iteration, quadratic convergence."""
     redundant = dependent_rows(place.frame)
 
-    def estimate(x: Array, memory: tuple[()], _: Array) -> tuple[Array, Array, Array, tuple[()]]:
+    def estimate(x: Array, memory: tuple[()], *_: Array) -> tuple[Array, Array, Array, tuple[()]]:
         value, jacobian = value_and_jacobian(constraint, x)
         mixed, scaled = (jacobian * rows.scale[:, None]) @ rows.normals.T, value * rows.scale
         delta = scaled / mixed[0] if value.size == 1 else jnp.linalg.solve(_without(mixed, redundant), scaled)
@@ -190,7 +196,7 @@ def _newton(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estimat
     return estimate, ()
 
 
-def _broyden(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estimate, tuple[Array, Array]]:
+def _broyden(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estimate, Array]:
     """λ ← λ + B g, where B begins as G⁻¹ of the origin and learns from each step: a value of g and m² operations an iteration.
 
     Broyden's (first) method: B changes by the rank-one matrix that makes it right along the step δ just made, and the new step
@@ -199,19 +205,18 @@ def _broyden(constraint: ConstraintFn, place: Place, rows: Rows) -> tuple[Estima
     """
     own = place.frame.root * rows.lengths[None]
 
-    def estimate(x: Array, memory: tuple[Array, Array], away: Array) -> tuple[Array, Array, None, tuple[Array, Array]]:
-        inverse, before = memory
+    def estimate(x: Array, inverse: Array, before: Array, clear: Array) -> tuple[Array, Array, None, Array]:
         value = constraint(x)
         guess = inverse @ (value * rows.scale)
-        # Along the last step, what is left of it; beside the set these are roundings, from which nothing is learnt.
-        size = jnp.where(away, before @ before, 0.0)
+        # Along the last step, what is left of it; from roundings nothing is learnt.
+        size = jnp.where(clear, before @ before, 0.0)
         safe = jnp.where(size > 0, size, 1.0)
         left = jnp.where(size > 0, jnp.clip(before @ guess / safe, -LONGEST, 1 - 1 / LONGEST), 0.0)
         learnt = jnp.where(size > 0, 1 / (safe * (1 - left)), 0.0) * (before @ inverse)
         delta = guess / (1 - left)
-        return delta, value, None, (inverse + guess[:, None] * learnt[None], delta)
+        return delta, value, None, inverse + guess[:, None] * learnt[None]
 
-    return estimate, (own.T @ own, jnp.zeros_like(rows.lengths))
+    return estimate, own.T @ own
 
 
 SOLVERS = {"broyden": _broyden, "newton": _newton, "chord": _chord}
@@ -234,6 +239,7 @@ class Seen(NamedTuple):
     next_move: Array  # the same of the step to come
     relative: Array  # |g| in units of the move
     tiny: Array  # a change of g that is little for a move of this length
+    bend: Array  # |second difference of g| over the last two steps, in units of the move
 
 
 def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Settling:
@@ -242,6 +248,8 @@ def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Sett
     Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of its
     own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while steps are tiny.
     A slow iteration falls each time, one that runs away rises, and one that misses the set by little repeats its |g|, or leaps.
+    An iteration with a wrong Jacobian goes up and down as well: so a step is made twice, over which g is linear unless it is all
+    roundings.
     """
     dtype = seen.off.dtype
     eps = jnp.finfo(dtype).eps
@@ -264,13 +272,16 @@ def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Sett
     best = jnp.where(calm, jnp.minimum(before.best, largest), jnp.inf)
     rose = calm & ((before.rose > 0) | ((before.waited > 0) & (largest > 1.25 * before.size)))
     fell = calm & ((before.fell > 0) | ((before.rose > 0) & (largest < 0.8 * before.size)))
-    noise = fell & (waited >= NOISE_PATIENCE) & (largest <= FARTHEST * best)
-    at_rest = (waited >= PATIENCE) & (all_rounded | still)
+    smooth = jnp.where(before.again > 0, jnp.max(seen.bend) <= STRAIGHT * before.size, before.smooth > 0)
+    again = (waited == PATIENCE) & ~(before.again > 0)
+    rough = ~again & ~smooth
+    noise = fell & rough & (waited >= NOISE_PATIENCE) & (largest <= FARTHEST * best)
+    at_rest = (waited >= PATIENCE) & ((all_rounded & rough) | still)
     idle = jnp.where((largest < before.least) | (largest < 0.5 * before.size), 0, before.idle + 1)
     lost = ~finite | (~jnp.isfinite(best) & (idle >= hopeless))
     least = jnp.minimum(before.least, largest)
     done = (arrived | at_rest | noise) & finite
-    after = (done, lost, least, idle, largest, best, waited, rose, fell, before.iteration + 1)
+    after = (done, lost, least, idle, largest, best, waited, rose, fell, again, smooth, before.iteration + 1)
     return Settling(*(number.astype(dtype) for number in after))
 
 
