@@ -92,3 +92,16 @@ def test_what_cannot_land_is_reported(equality, rank):
 def test_no_constraint_is_refused():
     with pytest.raises(ValueError, match="land needs a problem with a constraint"):
         og.land(og.Problem(lambda x: 0.0), jnp.ones((2, 2)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_that_ask_for_too_much_depth_do_not_pass_for_noise(dtype, request):
+    """Far from a simplex its faces ask for more depth than it has: they contradict g, and steps are made of roundings."""
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    problem = og.Problem(lambda x: 0.0, equality=lambda x: jnp.sum(x) - 1, inequality=lambda x: -x)
+    sizes = 10.0 ** jnp.linspace(-2, 2, 2000, dtype=dtype)[:, None]
+    landed = og.land(problem, sizes * jax.random.uniform(jax.random.key(0), (2000, 5), dtype))
+    assert not np.any(landed.status)
+    assert jnp.max(jnp.abs(jnp.sum(landed.position, axis=1) - 1)) < 100 * jnp.finfo(dtype).eps
+    assert jnp.min(landed.position) >= 0

@@ -157,7 +157,9 @@ def land_one(
         step = multipliers @ frame.jacobian
         t, shorter, noise = _search(constraint, x, frame, level, step, m)
         rounded = jnp.all(jnp.abs(frame.value[:m]) <= rounding_level(jnp.abs(frame.jacobian[:m]), size))
-        settled = ~shorter & (rounded | noise) & jnp.all(inequality(x) <= 0)
+        # Rows of h that ask for more depth than there is contradict g: then steps are made of roundings, and g is not.
+        pulled = jnp.any(frame.value[m:] > 0) & ~jnp.all(depth_at(iteration) <= margin)
+        settled = ~shorter & (rounded | noise) & ~pulled & jnp.all(inequality(x) <= 0)
         on_set = on_set | settled
         best, best_off = jnp.where(settled, x, best), jnp.where(settled, off, best_off)
         proposal = x + t * step
