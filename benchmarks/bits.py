@@ -50,6 +50,10 @@ def cases():
         "o_langevin": lambda p: og.o_langevin(p, 0.01),
         "o_langevin, hutchinson": lambda p: og.o_langevin(p, decay, alpha=20.0, correction="hutchinson"),
         "o_langevin, none, warm": lambda p: og.o_langevin(p, 0.01, beta=0.5, correction="none", temperature=0.7),
+        "o_kinetic": lambda p: og.o_kinetic(p, 0.1),
+        "o_kinetic, all settings": lambda p: og.o_kinetic(
+            p, decay, friction=2.0, alpha=20.0, beta=0.5, temperature=0.7
+        ),
         "langevin": lambda p: og.langevin(p, 0.01),
     }
     exact = {

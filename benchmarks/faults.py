@@ -37,6 +37,7 @@ LENGTH: dict[str, Any] = {"num_warmup": 100, "num_samples": 1000, "progress": Fa
 KNOWN = og.problems.ellipse()
 SAMPLERS = {
     "o_langevin": 0.01,
+    "o_kinetic": 0.1,
     "langevin": 0.01,
     "o_svgd": 0.05,
     "svgd": 0.05,

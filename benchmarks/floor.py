@@ -112,6 +112,9 @@ KERNELS: dict[str, Row] = {
     "o_langevin, no correction": Row(
         lambda p: og.o_langevin(p, 1e-3, correction="none"), lambda _: {"gradient": 1, "jacobian": 1, "value": 1}
     ),
+    "o_kinetic": Row(
+        lambda p: og.o_kinetic(p, 0.01), lambda _: {"gradient": 1, "jacobian": 2, "hessian-vector": 1, "value": 3}
+    ),
     "clangevin": Row(lambda p: og.clangevin(p, 0.05, projection="newton"), exact_counts(1, "jacobian")),
     "chmc, broyden": Row(
         lambda p: og.chmc(p, 0.05, num_integration_steps=STEPS, projection="broyden"), exact_counts(STEPS, "value")

@@ -245,11 +245,11 @@ def correction_dropped(seed):
     import jax
 
     import ogradient as og
-    from ogradient.warmup.o_langevin import tune_o_langevin
+    from ogradient.warmup.near import tune_o_langevin
 
     known = known_of(pick(("cubic", "ellipse", "torus_b"), seed))
     starts = starts_of(known, seed)
-    step, _ = tune_o_langevin(jax.random.key(seed), known.problem, starts)
+    step = tune_o_langevin(jax.random.key(seed), known.problem, starts).step_size
     algorithm = og.o_langevin(known.problem, step, correction="none")
     settings = {"algorithm": algorithm, "num_warmup": 4000, "num_samples": DRAWS, "thinning": 50, "progress": False}
     return og.sample(seed, known.problem, starts, **settings), known.problem

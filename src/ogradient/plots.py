@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C", "#882255")
 Curve = tuple[Any, ...]  # iterations, values and, if there are several runs, standard errors; any sequences
 
 
@@ -62,4 +62,4 @@ def draw_curves(
     axis.set_ylabel(ylabel, fontsize=9)
     axis.set_title(title, fontsize=10)
     if legend:
-        axis.legend(fontsize=7, frameon=False)
+        axis.legend(fontsize=7, framealpha=0.75, edgecolor="none")

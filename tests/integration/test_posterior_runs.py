@@ -74,6 +74,6 @@ def test_an_inequality_is_judged_on_all_rows():
 def test_a_constraint_on_all_rows_is_not_blamed_on_batches():
     problem = make(batch_size=B, constraint_batch_size=N)
     text = og.diagnose(run(problem, og.langevin(problem, 0.003), num_samples=100))["constraint"].text
-    assert text.endswith("Use og.chmc or og.o_langevin.")
+    assert text.endswith("Use og.chmc or og.o_kinetic.")
     assert "only some rows" not in text
     assert "on all rows" not in text

@@ -149,7 +149,7 @@ def test_what_cannot_run_is_named(monkeypatch, tmp_path):
     assert not peers.is_done(jobs[1], runs, limit=1.0)
 
 
-@pytest.mark.parametrize("name", ["langevin", "o_langevin", "clangevin", "o_svgd"])
+@pytest.mark.parametrize("name", ["langevin", "o_langevin", "o_kinetic", "clangevin", "o_svgd"])
 def test_the_floor_counts_what_a_step_evaluates(name):
     size = floor.Size(d=5, m=1, n=3)
     problem = floor.cheap(size)

@@ -162,6 +162,7 @@ def test_the_stein_test_knows_boundaries(x64):
     ("where", "name", "setting"),
     [
         ("spherical_cap", "o_langevin", 0.02),
+        ("spherical_cap", "o_kinetic", 0.2),
         pytest.param("disc", "o_langevin", 0.01, marks=pytest.mark.slow),
         ("interval", "o_langevin", 0.02),
         pytest.param("interval", "chmc", 0.1, marks=pytest.mark.slow),  # test_chmc.py has the cap
@@ -178,7 +179,7 @@ def test_once_inside_a_chain_never_leaves(where, name, setting):
     trace = og.sample(0, known.problem, starts, algorithm=algorithm, num_warmup=200, num_samples=400, progress=False)
     assert trace.sample_stats["inequality"].max() <= 0
     assert np.all(trace["x"].std(axis=1).max(axis=-1) > 0)
-    if name == "o_langevin":
+    if name.startswith("o_"):
         assert 0 < trace.sample_stats["reflected"].mean() < 0.8
     if where == "interval":
         assert og.diagnose(trace)["inequality"].text.startswith("every draw has h ≤ 0")
@@ -223,7 +224,8 @@ def test_a_density_that_ends_at_the_boundary_is_never_asked_beyond_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "step_size"), [("o_langevin", 0.002), pytest.param("clangevin", 0.1, marks=pytest.mark.slow)]
+    ("name", "step_size"),
+    [("o_langevin", 0.002), ("o_kinetic", 0.06), pytest.param("clangevin", 0.1, marks=pytest.mark.slow)],
 )
 def test_many_rows_and_any_pytree_mix_with_equalities(name, step_size):
     problem = og.Problem(

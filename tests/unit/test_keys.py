@@ -17,6 +17,7 @@ STARTS = KNOWN.start_on(jax.random.key(1), 3)
 SCHEDULE = lambda t: 0.01 * (1.0 + t.astype(jnp.float32)) ** -0.01
 ALGORITHMS = {
     "o_langevin": og.o_langevin(PROBLEM, SCHEDULE),
+    "o_kinetic": og.o_kinetic(PROBLEM, SCHEDULE),
     "chmc": og.chmc(PROBLEM, 0.1, num_integration_steps=2),
     "o_svgd": og.o_svgd(PROBLEM, 0.01),
 }

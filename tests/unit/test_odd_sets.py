@@ -75,5 +75,5 @@ def test_falling_back_on_another_sampler_is_said_without_progress():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         trace = og.sample(0, problem, starts, num_samples=5, num_warmup=0, progress=False)
-    assert trace.provenance["algorithm"] == "o_langevin"
+    assert trace.provenance["algorithm"] == "o_kinetic"
     assert any("near the set, not on it" in str(w.message) for w in said)

@@ -259,9 +259,11 @@ def test_the_step_size_follows_the_scale_of_the_problem(scale):
     problem = og.Problem(
         lambda x: 0.8 * x[0] / scale, equality=lambda x: 100 * ((x[0] / scale) ** 2 / 9 + (x[1] / scale) ** 2 - 1)
     )
-    from ogradient.warmup.o_langevin import tune_o_langevin
+    from ogradient.warmup.near import tune_o_langevin
 
-    eta, _ = tune_o_langevin(jax.random.key(0), problem, scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]]))
+    eta = tune_o_langevin(
+        jax.random.key(0), problem, scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]])
+    ).step_size
     assert 2**-11 <= eta / scale**2 <= 2**-6
 
 

@@ -130,7 +130,7 @@ def _constraint(trace: Trace, problem: Problem | None, distance: Distance | None
         )
     if trace.obeys == "no":
         name = trace.provenance["algorithm"]
-        text = f"{numbers}; og.{name} does not use the constraint, and {where}. Use og.chmc or og.o_langevin."
+        text = f"{numbers}; og.{name} does not use the constraint, and {where}. Use og.chmc or og.o_kinetic."
         return Finding("constraint", "bad", text)
     advice = "" if level == "fine" else PARTIAL if noisy else " Use a smaller step size, or a larger alpha."
     return Finding("constraint", level, f"{numbers}; {where}.{advice}")

@@ -46,7 +46,7 @@ def status_finding(trace: Trace) -> Finding:
         if fraction > MANY_REFUSED:
             hard = (
                 "the set is hard to follow where the chains are (sharp bends, singular points, a constraint with little "
-                "precision): look at og.land from several starts, use jax_enable_x64, or og.o_langevin"
+                "precision): look at og.land from several starts, use jax_enable_x64, or og.o_kinetic"
             )
             remedy = hard if trace.provenance.get("tuned") else "use a smaller step"
             return Finding("status", level, f"{moves} ({names}): {remedy}.")

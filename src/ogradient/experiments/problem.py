@@ -49,7 +49,7 @@ class Config:
         help="See `ogradient list problems`.", choices=tuple(PROBLEMS), name="name", positional=True
     )
     samplers: Sequence[str] = options.several(
-        SAMPLERS, "chmc, clangevin, o_langevin or o_svgd; all that apply by default.", "sampler"
+        SAMPLERS, f"{', '.join(TUNED)} or o_svgd; all that apply by default.", "sampler"
     )
     measure: str | None = options.option(None, "conditional or hausdorff, where the problem has a choice.")
     chains: int = options.chains(64)
@@ -139,7 +139,7 @@ def score(known: KnownProblem, sampler: str, config: Config, *, progress: bool =
     if kernel_of(algorithm).ensemble:
         warmup, num_samples, thinning = PARTICLE_STEPS, 1, 1
     else:
-        thinning = _thinning(algorithm, reference)
+        thinning = thinning_of(algorithm, reference)
         warmup, num_samples = 20 * thinning, config.samples
     steps: dict[str, Any] = {"num_warmup": warmup, "num_samples": num_samples, "thinning": thinning}
     trace = sample(config.seed, known.problem, initial, algorithm=algorithm, progress=progress, **steps)
@@ -190,12 +190,13 @@ def prepare(
     return found.algorithm, found.positions
 
 
-def _thinning(algorithm: SamplingAlgorithm, reference: np.ndarray) -> int:
-    """Steps per draw: one of the exact kernels, and of O-Langevin as many as diffuse the law's spread."""
+def thinning_of(algorithm: SamplingAlgorithm, reference: np.ndarray) -> int:
+    """Steps per draw: one of the exact kernels; of others as many as cross the law's spread, with momentum or by diffusion."""
     if kernel_of(algorithm).obeys == "exact":
         return 1
-    spread = float(np.mean(reference.std(axis=0)))
-    return int(np.clip(np.ceil(spread**2 / (2 * settings_of(algorithm)["step_size"])), 1, 300))
+    settings, spread = settings_of(algorithm), float(np.mean(reference.std(axis=0)))
+    steps = spread / settings["step_size"] if "friction" in settings else spread**2 / (2 * settings["step_size"])
+    return int(np.clip(np.ceil(steps), 1, 300))
 
 
 def draw(exact: np.ndarray, scores: Sequence[Score], title: str) -> Figure:

@@ -26,7 +26,7 @@ from ogradient.plots import COLOURS, draw_curves, new_figure
 from ogradient.samplers.base import kernel_of
 
 FLOAT64 = True
-SAMPLERS = ("o_langevin", "o_svgd", "chmc", "clangevin")
+SAMPLERS = ("o_langevin", "o_kinetic", "o_svgd", "chmc", "clangevin")
 PEERS = {"mici CHMC": (1.0, 2), "mici CLangevin": (0.3, 1)}  # the paper's step size and number of steps
 
 

@@ -10,6 +10,7 @@ b(x) = min_j min(1, −h_j/w_j), 0 on the boundary, takes away: E[a·(bφ) + tr(
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +22,63 @@ from ogradient.mapping import over_particles
 MAX_ACTIVE = 8  # rows of h that can turn a move back together, unless the user says otherwise
 
 
+class Turn(NamedTuple):
+    """How a move that ended outside h ≤ 0 was turned back."""
+
+    end: Array  # where the move ends instead, (d,)
+    left: Array  # whether it had ended outside
+    refused: Array  # whether it is where it began, since its mirror image was outside too
+    from_inside: Array  # whether it began inside
+    normals: Array  # D∇h of the violated rows, (k, d), 0 for the others,
+    gram: Frame  # and their Gram matrix, factored
+
+    def of_velocity(self, velocity: Array) -> Array:
+        """The velocity after it: mirrored where the move was, reversed where it was refused, along the wall from outside."""
+        across = solve(self.gram, self.normals @ velocity) @ self.normals
+        turned = jnp.where(self.refused, -velocity, velocity - jnp.where(self.from_inside, 2.0, 1.0) * across)
+        return jnp.where(self.left, turned, velocity)
+
+
 def stay_inside(
     inequality: ConstraintFn, frame: Frame, x: Array, y: Array, *, max_active: int, pull: Callable[[Array], Array]
 ) -> tuple[Array, Array]:
-    """Where a move from x to y ends when h ≤ 0 must hold, and whether y was outside.
+    """Where a move from x to y ends when h ≤ 0 must hold, and whether y was outside: see `turn_back`."""
+    turn = turn_back(inequality, frame, x, y, max_active=max_active, pull=pull)
+    return turn.end, turn.left
+
+
+def turn_back(
+    inequality: ConstraintFn,
+    frame: Frame,
+    x: Array,
+    y: Array,
+    *,
+    max_active: int,
+    pull: Callable[[Array], Array],
+    at_wall: bool = False,
+) -> Turn:
+    """How a move from x to y ends when h ≤ 0 must hold.
 
     A y inside stays. Outside, the (at most `max_active`) most violated rows of h are brought to their mirror images −h by the
     shortest move along {g = 0}: (D∇h)⁺(−2h), with the D of `frame`. If that is still outside, where boundaries
     meet, the move is refused and x stays: once inside, always inside. From an x outside, rows move by `pull(h)` instead;
     from one where h is NaN nothing can be said, and the end is NaN.
+
+    The normals are those at y, or those `at_wall`, where the move crossed it first (one value of h more): of a curved wall these
+    are what mirrors a velocity, and the ones at y turn it by O(‖y − x‖).
     """
     y = lax.optimization_barrier(y)  # otherwise the compiler computes y, random numbers and all, once per use of it
-    value, pullback = jax.vjp(inequality, y)
+    here = inequality(x)
+    from_inside = jnp.all(here <= 0)
+    if at_wall:
+        value = inequality(y)
+        crossing = (value > 0) & from_inside
+        shares = jnp.where(crossing, here / jnp.where(crossing, here - value, 1.0), 1.0)
+        beyond = (1 - jnp.min(shares, initial=1.0)) * (y - x)
+        value_there, pullback = jax.vjp(inequality, y - beyond)
+    else:
+        value, pullback = jax.vjp(inequality, y)
+        value_there, beyond = value, jnp.zeros_like(y)
     violation, rows = lax.top_k(value, min(max_active, value.size))
     active = violation > 0
 
@@ -43,15 +89,14 @@ def stay_inside(
     normals = lax.fori_loop(0, jnp.sum(active), differentiate, jnp.zeros((violation.size, y.size), y.dtype))
     tangent = normals - solve(frame, frame.jacobian @ normals.T).T @ frame.jacobian
     rows_of_h = factor(violation, tangent, active)
-    inside = lambda point: jnp.all(inequality(point) <= 0)
-    here = inequality(x)
-    from_inside = jnp.all(here <= 0)
-    change = jnp.where(active, -jnp.where(from_inside, 2 * violation, pull(violation)), 0.0)
+    outside = value_there[rows] + normals @ beyond
+    change = jnp.where(active, -jnp.where(from_inside, 2 * outside, pull(violation)), 0.0)
     mirrored = y + solve(rows_of_h, change) @ tangent
     left = ~jnp.all(value <= 0)  # NaN is outside too, and has no mirror image
-    refused = left & from_inside & ~inside(mirrored)
+    refused = left & from_inside & ~jnp.all(inequality(mirrored) <= 0)
     end = jnp.where(refused, x, jnp.where(left, mirrored, y))
-    return jnp.where(jnp.any(jnp.isnan(here)), jnp.nan, end), left
+    end = jnp.where(jnp.any(jnp.isnan(here)), jnp.nan, end)
+    return Turn(end, left, refused, from_inside, tangent, rows_of_h)
 
 
 def boundary_weight(

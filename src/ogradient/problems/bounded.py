@@ -68,7 +68,7 @@ def dirichlet(dim: int = 20) -> KnownProblem:
 
     exact = lambda key, n: jax.random.dirichlet(key, jnp.asarray(alpha), (n,))
     steep = "near a face the drift is as steep as 1/x; steps short enough there go nowhere elsewhere"
-    unsuitable = {"o_langevin": steep} | unsuitable_in(dim - 1)
+    unsuitable = {"o_langevin": steep, "o_kinetic": steep} | unsuitable_in(dim - 1)
     problem = Problem(logdensity, equality=lambda x: jnp.sum(x) - 1, inequality=lambda x: -x)
     start_off = lambda key, n: jax.random.uniform(key, (n, dim), minval=0.5 / dim, maxval=4 / dim)
     mean = alpha / total
@@ -93,7 +93,8 @@ def cone(measure: Measure = "conditional") -> KnownProblem:
 
     rarely = "single steps enter and leave the neighbourhood of the vertex too rarely"
     vertex = "the flow reaches the vertex, where the tangent plane jumps; use the exact kernels"
-    unsuitable = {"o_langevin": vertex, "o_svgd": vertex} | ({} if by_area else {"clangevin": rarely})
+    unsuitable = dict.fromkeys(("o_langevin", "o_kinetic", "o_svgd"), vertex)
+    unsuitable |= {} if by_area else {"clangevin": rarely}
     equality, inequality = lambda x: x[0] ** 2 + x[1] ** 2 - x[2] ** 2, lambda x: jnp.stack([-x[2], x[2] - 1])
     problem = Problem(lambda x: 0.0, equality=equality, inequality=inequality, measure=measure)
     start_off = lambda key, n: exact(key, n) * jnp.array([[1.4, 1.4, 0.9]]) + 0.1 * jax.random.normal(key, (n, 3))

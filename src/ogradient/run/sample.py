@@ -64,9 +64,9 @@ def sample(
             back its structure to a loaded trace of custom containers. With `num_chains` one start for all; or a function
             of a key that draws one.
         algorithm: `og.o_langevin(problem, ...)` and its kin, or any algorithm under BlackJAX's contract. The names "chmc",
-            "clangevin" and "o_langevin" have their settings tuned; None tunes `chmc`, exact on the set, or O-Langevin where
-            that accepts too little. What was chosen is printed, and is in `trace.provenance["settings"]`. A trace stands for
-            its own algorithm with its settings, for this problem: tune once, sample often (see also `og.tune`).
+            "clangevin", "o_kinetic" and "o_langevin" have their settings tuned; None tunes `chmc`, exact on the set, or O-kinetic
+            where that accepts too little. What was chosen is printed, and is in `trace.provenance["settings"]`. A trace stands
+            for its own algorithm with its settings, for this problem: tune once, sample often (see also `og.tune`).
         num_chains: how many chains begin at one start, or are drawn from a function (8). Particles, for ensemble samplers.
         spread: standard deviation of Gaussian noise that is added to one start, for each chain: a number, or a pytree like a
             position. None: all chains begin at the same place, and part in warm-up.
@@ -75,7 +75,7 @@ def sample(
             autocorrelation times more, between 100 and 1,000.
         num_samples: draws to keep per chain.
         thinning: steps per kept draw; the others are never stored.
-        tolerance: the largest mean |g| of a row of the constraint that the tuned O-Langevin may have; its step size
+        tolerance: the largest mean |g| of a row of the constraint that a tuned O-Langevin or O-kinetic may have; its step size
             follows. Only where the settings are tuned here; `chmc` stays at rounding level whatever it is.
         target_accept: acceptance rate that warm-up tunes the step size of an exact sampler to; None is 0.85, or 0.8 with
             inequalities. Only where the settings are tuned here.
@@ -207,7 +207,9 @@ def _begin(
             "the algorithm was built for another problem than the one given; pass the same object to both."
         )
     if tolerance is not None:
-        raise ValueError("tolerance is for settings that are tuned here: pass algorithm='o_langevin', or none.")
+        raise ValueError(
+            "tolerance is for settings that are tuned here: pass algorithm='o_kinetic' or 'o_langevin', or none."
+        )
     if target_accept is not None:
         raise ValueError("target_accept is for settings that are tuned here: pass algorithm='chmc', or none.")
     every_draw = kernel.obeys in ("exact", "near")  # is to obey, not a mean over particles

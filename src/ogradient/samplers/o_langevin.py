@@ -126,9 +126,10 @@ def check_o_sampler(
 def check_pull(name: str, problem: Problem, *, alpha: float | None, beta: float, num_probes: int) -> None:
     """Refuse, with the remedy, what no sampler that pulls to a constraint can use."""
     if not problem.constrained:
+        plain = "svgd" if name == "o_svgd" else "langevin"
         raise ValueError(
             f"{name} needs a constraint and the problem has none: pass equality=... (or inequality=...) to it, "
-            f"or use og.{name.removeprefix('o_').removeprefix('control_')}, the unconstrained sampler."
+            f"or use og.{plain}, the unconstrained sampler."
         )
     if alpha is not None:
         check_positive("alpha", alpha)

@@ -168,8 +168,8 @@ def _rows_of(root: Root, place: Place) -> Rows:
     return Rows(jnp.abs(place.jacobian), lengths, scale, own_normals, spread(root, own_normals))
 
 
-# Of x, what iterations before have left, the step before, and whether |g| is more than roundings: the step in multiples of the unit
-# normals, g, its Jacobian if there is one, and what the next iteration is to know.
+# Of x, what iterations before have left, the step before, and whether |g| is more than roundings: the step in multiples of the
+# unit normals, g, its Jacobian if there is one, and what the next iteration is to know.
 Estimate = Callable[[Array, Any, Array, Array], tuple[Array, Array, Array | None, Any]]
 
 

@@ -11,8 +11,8 @@ from jax import Array, random
 from ogradient.keys import as_key
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
-from ogradient.samplers import chmc, clangevin, o_langevin
-from ogradient.samplers.base import SamplingAlgorithm, check_positive
+from ogradient.samplers import chmc, clangevin, o_kinetic, o_langevin
+from ogradient.samplers.base import SamplingAlgorithm, check_positive, settings_of
 from ogradient.samplers.chmc import CHMC
 from ogradient.start.inspect import check_start
 from ogradient.start.landing import bring_inside, land_starts
@@ -21,10 +21,12 @@ from ogradient.status import warn
 from ogradient.warmup.chmc import CHMCTuning, tune_chmc
 from ogradient.warmup.lengths import TRAJECTORIES
 from ogradient.warmup.metric import kind_of
-from ogradient.warmup.o_langevin import tune_o_langevin
+from ogradient.warmup.near import tune_o_kinetic, tune_o_langevin
 from ogradient.warmup.stages import Windows
 
-TUNED = ("chmc", "clangevin", "o_langevin")
+TUNED = ("chmc", "clangevin", "o_langevin", "o_kinetic")
+NEAR = ("o_langevin", "o_kinetic")
+FALLBACK = "o_kinetic"  # where the exact samplers accept too little
 JITTER, LENGTH_JITTER = 0.2, 0.2  # of step and length of a tuned chmc
 LEAST_ACCEPTANCE = 0.2  # of a tuned chmc; below, its moves fail for reasons that tuning cannot mend
 
@@ -64,10 +66,10 @@ def tune(
         seed: a whole number, or a typed key.
         problem: what to sample.
         initial_positions: starts, as in `og.sample`.
-        algorithm: "chmc", "clangevin" or "o_langevin"; None chooses as og.sample does.
+        algorithm: "chmc", "clangevin", "o_langevin" or "o_kinetic"; None chooses as og.sample does.
         num_chains: as in `og.sample`.
         spread: as in `og.sample`.
-        tolerance: the largest mean |g| that a tuned O-Langevin may have.
+        tolerance: the largest mean |g| that a tuned O-Langevin or O-kinetic may have.
         target_accept: acceptance rate that the step size of an exact sampler is tuned to; None is 0.85, or 0.8 with inequalities.
         progress: print what was chosen.
 
@@ -102,8 +104,8 @@ def choose(
     progress: bool,
 ) -> Tuned:
     """The algorithm with its settings, and where its chains start; positions are checked already."""
-    if not problem.constrained and name == "o_langevin":
-        raise ValueError("o_langevin needs a constraint and the problem has none: leave out the name, for HMC.")
+    if not problem.constrained and name in NEAR:
+        raise ValueError(f"{name} needs a constraint and the problem has none: leave out the name, for HMC.")
     if problem.stochastic:
         raise ValueError(
             "settings are found in warm-up only with all the data in every step; with minibatches give them: "
@@ -114,12 +116,12 @@ def choose(
         check_positive("tolerance", tolerance)
     if target_accept is not None:
         check_positive("target_accept", target_accept)
-        if not target_accept < 1 or name == "o_langevin":
+        if not target_accept < 1 or name in NEAR:
             raise ValueError(
                 f"target_accept must lie below 1, and is for samplers that accept and reject; got {target_accept!r}."
             )
     key = random.fold_in(key, np.uint32(2**32 - 1))
-    single, exact = name == "clangevin", name != "o_langevin"
+    single, exact = name == "clangevin", name not in NEAR
     kernel = CHMC(single=True) if single else CHMC(jitter=JITTER, length_jitter=LENGTH_JITTER)
     windows = Windows(key, problem, kernel, target_accept)
     # The kernel takes longest to compile: meanwhile the starts are looked at, and landed.
@@ -136,19 +138,36 @@ def choose(
             _warn_stuck(tuned)
             return _exact(problem, tuned, single=single, progress=progress)
         reason = f"chmc accepts only {tuned.acceptance_rate:.2f} of its moves here"
-    eta, violation = tune_o_langevin(key, problem, positions, tolerance=tolerance)
-    _say(
-        f"o_langevin, near the set: step_size={eta:.3g}, alpha={1 / eta:.3g}, beta=0, mean |g| {violation:.2g} ({reason})",
-        progress,
-    )
+    tuned_near = _near(key, problem, positions, name or FALLBACK, tolerance)
+    step_size, violation = tuned_near.found["step_size"], tuned_near.found["mean_violation"]
+    what = f"{name or FALLBACK}, near the set: step_size={step_size:.3g}"
+    _say(f"{what}, {_other_settings(tuned_near.algorithm)}, mean |g| {violation:.2g} ({reason})", progress)
     if name is None:
         warn(
-            f"the draws are near the set, not on it, and their law is off by O(step_size): {reason}, so og.sample runs "
-            f"o_langevin with step_size={eta:.3g} (mean |g| {violation:.2g}). To insist, pass algorithm='chmc'; this "
-            "warning does not come with algorithm='o_langevin'."
+            f"the draws are near the set, not on it, and their law is off by O(step_size²): {reason}, so og.sample runs "
+            f"{FALLBACK} with step_size={step_size:.3g} (mean |g| {violation:.2g}). To insist, pass algorithm='chmc'; this "
+            f"warning does not come with algorithm='{FALLBACK}'."
         )
+    return tuned_near
+
+
+def _near(key: Array, problem: Problem, positions: Position, name: str, tolerance: float | None) -> Tuned:
+    """A sampler near the set with the settings that were found."""
+    if name == "o_kinetic":
+        h, friction, violation = tune_o_kinetic(key, problem, positions, tolerance=tolerance)
+        found = {"step_size": h, "friction": friction, "mean_violation": violation}
+        return Tuned(o_kinetic(problem, h, friction=friction), positions, found)
+    eta, violation, _ = tune_o_langevin(key, problem, positions, tolerance=tolerance)
     found = {"step_size": eta, "mean_violation": violation}
     return Tuned(o_langevin(problem, eta, alpha=1 / eta), positions, found)
+
+
+def _other_settings(algorithm: SamplingAlgorithm) -> str:
+    """Friction, or pull, as words."""
+    settings = settings_of(algorithm)
+    if "friction" in settings:
+        return f"friction={settings['friction']:.3g}"
+    return f"alpha={settings['alpha']:.3g}, beta=0"
 
 
 def _exact(problem: Problem, tuned: CHMCTuning, *, single: bool, progress: bool) -> Tuned:
