@@ -16,6 +16,7 @@ if jaxlib.version.__version__ == "0.10.2":
 
 from ogradient import geometry
 from ogradient._version import __version__
+from ogradient.classes import evaluate_classes
 from ogradient.diagnostics import (
     DIAGNOSTICS,
     constraint_violation,
@@ -71,6 +72,7 @@ __all__ = [
     "diagnose",
     "energy_distance",
     "evaluate",
+    "evaluate_classes",
     "geometry",
     "imq",
     "interval",

@@ -72,9 +72,10 @@ def many_steps(
             current = with_batch(problem, jax.tree.map(lambda leaf: leaf[batches[0] + i], batches[1]))
         t = begin + i.astype(jnp.uint32)
         states, row, status, pace = step_and_observe(current, kernel, parameters, pace, key, states, t, kept)
-        # Every step writes its row; the last step of a row wins, so nothing is branched on or stored twice.
+        # Small rows are written at every step, the last one of a row wins, and nothing is branched on. Large ones when kept.
         at = jnp.maximum(1 + past // thinning, 0)
-        rows = jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
+        write = lambda rows: jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
+        rows = lax.cond(kept, write, lambda rows: rows, rows) if large(rows) else write(rows)
         return states, rows, counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32), pace
 
     row = row_shapes(problem, kernel, parameters, pace, key, states)
@@ -130,7 +131,7 @@ def step_and_observe(
     """
     num_chains = jax.tree.leaves(states)[0].shape[0]
     keys = step_keys(key, num_chains, t)
-    together = None if kernel.ensemble else chains_together(problem)
+    together = None if kernel.ensemble else chains_together(problem, states.position)
     before = getattr(states, "iteration", None)
     own: dict[str, Array] = {}
     shorter = None

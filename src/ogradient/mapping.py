@@ -16,6 +16,7 @@ from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 
 LARGE_BATCH = 2**18  # bytes
+LARGE_POSITION = 2**20  # coordinates
 
 
 def draws_together(problem: Problem) -> int | None:
@@ -23,14 +24,16 @@ def draws_together(problem: Problem) -> int | None:
     return None if problem.data is None else 16
 
 
-def chains_together(problem: Problem) -> int | None:
-    """How many chains or particles a step moves together; None is all.
+def chains_together(problem: Problem, positions: Position) -> int | None:
+    """How many chains or particles, the first axis of `positions`, a step moves together; None is all.
 
-    On a CPU one at a time where a batch is large: what a chain computes of it then stays in the cache, which is up to twice
-    as fast as all chains side by side.
+    One at a time where a position has a million coordinates: one fills any device by itself, side by side they take more memory,
+    and mapped convolutions with weights of their own are half as fast. On a CPU also where a batch is large: what a chain
+    computes of it then stays in the cache, which is up to twice as fast as all chains side by side.
     """
+    size = sum(leaf.size // leaf.shape[0] for leaf in jax.tree.leaves(positions))
     large = problem.data is not None and problem.data.batch_bytes > LARGE_BATCH
-    return 1 if large and jax.default_backend() == "cpu" else None
+    return 1 if size >= LARGE_POSITION or (large and jax.default_backend() == "cpu") else None
 
 
 def ways_together(problem: Problem) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -139,9 +140,9 @@ def test_the_other_measure_is_seen(name):
 )
 def test_stopping_at_the_boundary_instead_of_reflecting_is_seen(monkeypatch):
     def stop(inequality, frame, x, y, **_):
-        return jnp.clip(y, 1.0, 3.0), jnp.any(inequality(y) > 0)
+        return SimpleNamespace(end=jnp.clip(y, 1.0, 3.0), left=jnp.any(inequality(y) > 0))
 
-    monkeypatch.setattr(sys.modules["ogradient.samplers.o_langevin"], "stay_inside", stop)
+    monkeypatch.setattr(sys.modules["ogradient.samplers.o_langevin"], "turn_back", stop)
     run_case(CASES["interval"])
 
 

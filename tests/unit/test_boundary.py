@@ -10,7 +10,7 @@ from scipy import stats
 
 import ogradient as og
 from ogradient import geometry as geo
-from ogradient.geometry.boundary import boundary_weight, stay_inside
+from ogradient.geometry.boundary import boundary_weight, turn_back
 from ogradient.geometry.land import land_one
 
 CAP = og.problems.spherical_cap(4, 0.2)
@@ -21,7 +21,8 @@ nothing = lambda x: jnp.zeros((0,), x.dtype)
 def turned(inequality, x, y, equality=nothing, max_active=8):
     @jax.jit
     def move(x, y):
-        return stay_inside(inequality, geo.frame_at(equality, x), x, y, max_active=max_active, pull=lambda h: h)
+        turn = turn_back(inequality, geo.frame_at(equality, x), x, y, max_active=max_active, pull=lambda h: h)
+        return turn.end, turn.left
 
     return move(jnp.asarray(x), jnp.asarray(y))
 

@@ -22,6 +22,7 @@ ORDER = [
     {"warmup", "diagnostics"},
     {"run"},
     {"plots", "problems", "tablefiles", "evaluation"},
+    {"classes"},
     {"datasets"},
     {"experiments"},
     {"cli"},

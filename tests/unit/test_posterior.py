@@ -27,6 +27,17 @@ def test_all_rows_are_the_hand_written_problem(name):
     np.testing.assert_allclose(*positions, rtol=1e-4, atol=1e-5)
 
 
+def test_on_a_level_of_the_loss_the_likelihood_says_nothing():
+    loss = lambda w, batch: -likelihood(w, batch) / len(batch[1])
+    level = lambda w, batch: loss(w, batch) - 0.6
+    ends = []
+    for given in (lambda w, batch: -N * loss(w, batch), None):
+        problem = make(loglikelihood_fn=given, equality=level)
+        assert given is None or float(problem.logdensity(W)) != float(prior(W))
+        ends.append(steps(og.o_langevin(problem, 0.003, correction="none")))
+    np.testing.assert_allclose(*ends, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"batch_size": N}, {"batch_size": N, "constraint_batch_size": N}])
 def test_all_rows_are_no_minibatch(sizes):
     problem = make(**sizes)
@@ -182,8 +193,8 @@ def test_bad_data(data, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loglikelihood_fn": None}, "give loglikelihood_fn, or joint_fn in its place; not both, and not neither"),
-        ({"joint_fn": both}, "not both, and not neither"),
+        ({"loglikelihood_fn": None, "equality": None}, "nothing here sees the data: give loglikelihood_fn"),
+        ({"joint_fn": both}, "give loglikelihood_fn, or joint_fn in its place; not both"),
         ({"loglikelihood_fn": None, "joint_fn": both}, "leave out equality, inequality and constraint_batch_size"),
         (
             {"loglikelihood_fn": None, "joint_fn": both, "equality": None, "constraint_batch_size": N},

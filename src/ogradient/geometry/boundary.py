@@ -39,14 +39,6 @@ class Turn(NamedTuple):
         return jnp.where(self.left, turned, velocity)
 
 
-def stay_inside(
-    inequality: ConstraintFn, frame: Frame, x: Array, y: Array, *, max_active: int, pull: Callable[[Array], Array]
-) -> tuple[Array, Array]:
-    """Where a move from x to y ends when h ≤ 0 must hold, and whether y was outside: see `turn_back`."""
-    turn = turn_back(inequality, frame, x, y, max_active=max_active, pull=pull)
-    return turn.end, turn.left
-
-
 def turn_back(
     inequality: ConstraintFn,
     frame: Frame,

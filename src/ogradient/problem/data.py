@@ -68,11 +68,10 @@ class Model:
         return self.batch_fn is not None or self.augment is not None or rows not in (None, self.num_rows)
 
     def loglikelihood(self, position: Position, batch: Batch) -> Any:
-        """The user's log likelihood, summed over the rows of the batch."""
+        """The user's log likelihood, summed over the rows of the batch; 0 where data enter by constraints alone."""
         if self.joint_fn is not None:
             return self.joint_fn(position, batch)[0]
-        assert self.loglikelihood_fn is not None
-        return self.loglikelihood_fn(position, batch)
+        return 0.0 if self.loglikelihood_fn is None else self.loglikelihood_fn(position, batch)
 
     def constraint(self, kind: str, position: Position, batch: Batch) -> Array:
         """All functions of one kind, "equality" or "inequality", as one flat array."""

@@ -43,7 +43,8 @@ def posterior(
     Args:
         logprior_fn: log prior of one position.
         loglikelihood_fn: log likelihood of one position and a batch, summed over the rows of the batch. The factor N/B that
-            makes a minibatch stand for all rows is applied here, not by you.
+            makes a minibatch stand for all rows is applied here, not by you. None: data enter by the constraint alone. On
+            the set {loss = level} a likelihood exp(−N·loss) is a constant: nothing is lost, and a backward pass saved.
         data: a pytree of arrays, rows first, such as `(X, y)`; or, for data larger than memory, a function
             `batch_fn(step)` that returns the batch of an absolute step, always of the same shapes. `og.sample` calls it ahead of
             time in a thread; all chains share the batch of a step.
@@ -104,8 +105,13 @@ def posterior(
     for name, function in (("loglikelihood_fn", loglikelihood_fn), ("joint_fn", joint_fn), ("augment", augment)):
         if function is not None and not callable(function):
             raise ValueError(f"{name} must be a function; got {type(function).__name__}.")
-    if (joint_fn is None) == (loglikelihood_fn is None):
-        raise ValueError("give loglikelihood_fn, or joint_fn in its place; not both, and not neither.")
+    if joint_fn is not None and loglikelihood_fn is not None:
+        raise ValueError("give loglikelihood_fn, or joint_fn in its place; not both.")
+    if joint_fn is None and loglikelihood_fn is None and equality is None and inequality is None:
+        raise ValueError(
+            "nothing here sees the data: give loglikelihood_fn (or joint_fn), or a constraint on the data, such as a level of "
+            "a loss."
+        )
     if joint_fn is not None and (equality is not None or inequality is not None or constraint_batch_size is not None):
         raise ValueError(
             "joint_fn returns the log likelihood and the constraints of one batch: leave out equality, inequality and "

@@ -22,7 +22,16 @@ class Memory:
         self.pieces.append(rows)
 
     def draws(self, pieces: int) -> Any:
-        """The first so many pieces as one, with the chains first; None if there are none."""
+        """The first so many pieces as one, with the chains first; None if there are none. The sink is empty then.
+
+        Variable by variable, each of whose pieces is dropped as soon as it is part of the whole: large draws are in memory once.
+        """
         if pieces == 0:
             return None
-        return jax.tree.map(lambda *leaves: np.moveaxis(np.concatenate(leaves), 0, 1), *self.pieces[:pieces])
+        structure = jax.tree.structure(self.pieces[0])
+        columns = [list(column) for column in zip(*map(jax.tree.leaves, self.pieces[:pieces]), strict=True)]
+        self.pieces = []
+        whole = []
+        while columns:
+            whole.append(np.moveaxis(np.concatenate(columns.pop(0)), 0, 1))
+        return jax.tree.unflatten(structure, whole)

@@ -38,7 +38,7 @@ from ogradient.samplers.base import (
     split_step_size,
     step_size_at,
 )
-from ogradient.samplers.o_langevin import check_pull, pull
+from ogradient.samplers.pull import check_pull, pull
 from ogradient.samplers.svgd import flatten_particles
 
 SWEEPS = 100  # of the solver for λ
@@ -90,7 +90,7 @@ class ControlLangevin:
             return value, score, rows, jacobian, jacobian @ score + laplacian
 
         values, scores, rows, jacobians, rates = over_particles(
-            look, (x, jax.random.split(probe_key, n)), chains_together(problem)
+            look, (x, jax.random.split(probe_key, n)), chains_together(problem, x)
         )
         gram = jnp.einsum("nkd,nld->kl", jacobians, jacobians) / n
         # η times the bracket of λ.

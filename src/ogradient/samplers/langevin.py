@@ -3,7 +3,8 @@
 x ← x + η ∇log π(x) + √(2ηT) ξ,  ξ ~ N(0, I)          (paper, section 3)
 
 One gradient of log π per step. Unadjusted: the law is off by O(η). The constraint is only reported, never enforced.
-On minibatches (`og.posterior(batch_size=...)`) this is stochastic gradient Langevin dynamics, SGLD.
+On minibatches (`og.posterior(batch_size=...)`) this is stochastic gradient Langevin dynamics, SGLD, and with momentum
+(memory.py) stochastic gradient Hamiltonian Monte Carlo in its simplest form.
 """
 
 from __future__ import annotations
@@ -24,50 +25,59 @@ from ogradient.samplers.base import (
     SamplingAlgorithm,
     Schedule,
     check_positive,
-    init,
     keep_finite,
     make_algorithm,
     split_step_size,
     step_size_at,
 )
+from ogradient.samplers.memory import MovingState, check_momentum, noise_scale, remembered, start, step_on
 
 
 @dataclass(frozen=True)
 class Langevin:
-    """The kernel. Parameters: step_size, temperature."""
+    """The kernel. Parameters: step_size, temperature, momentum."""
 
     schedule: Schedule | None = None
+    remembers: bool = False  # whether there is a momentum
     name: ClassVar[str] = "langevin"
     ensemble: ClassVar[bool] = False
     obeys: ClassVar[Obeys] = "no"
     steered: ClassVar[bool] = False
 
-    def init(self, position: Position) -> ChainState:
+    def init(self, position: Position) -> ChainState | MovingState:
         """Start a chain at a position."""
-        return init(position)
+        return start(position, self.remembers)
 
     def step(
-        self, rng_key: Array, state: ChainState, problem: Problem, parameters: dict[str, Any]
-    ) -> tuple[ChainState, ChainInfo]:
+        self, rng_key: Array, state: Any, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ChainState | MovingState, ChainInfo]:
         """One transition."""
         view = problem.view(rng_key)
         x, logdensity, _, unravel = view.flatten(state.position)
         eta = step_size_at(self.schedule, parameters, state.iteration, x.dtype)
         temperature = jnp.asarray(parameters["temperature"], x.dtype)
-        noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(rng_key, x.shape, x.dtype)
+        momentum = parameters["momentum"] if self.remembers else None
+        noise = noise_scale(eta, temperature, momentum) * jax.random.normal(rng_key, x.shape, x.dtype)
         value, score = jax.value_and_grad(logdensity)(x)
-        x, status = keep_finite(x + eta * score + noise, x, value)
+        new, rest, velocity = x + eta * score + noise, None, None
+        if self.remembers:
+            velocity, rest = remembered(state, momentum, eta * score + noise), jnp.zeros_like(x)
+            new = x + velocity
+        (x, velocity), status = keep_finite((new, velocity), (x, rest), value)
         position = unravel(x)
-        return ChainState(position, state.iteration + 1), ChainInfo(view.constraint_value(position), status)
+        return step_on(state, velocity, position), ChainInfo(view.constraint_value(position), status)
 
 
-def langevin(problem: Problem, step_size: float | Schedule, *, temperature: float = 1.0) -> SamplingAlgorithm:
+def langevin(
+    problem: Problem, step_size: float | Schedule, *, temperature: float = 1.0, momentum: float = 0.0
+) -> SamplingAlgorithm:
     """Unadjusted Langevin dynamics, blind to the constraint.
 
     Args:
         problem: what to sample; its constraint is reported in the info and otherwise ignored.
         step_size: η, a number or an optax schedule of the iteration.
         temperature: T; the law is π^{1/T}.
+        momentum: μ in [0, 1), the share of a move that the next one keeps; a step then covers η/(1−μ) of time.
 
     >>> import jax, jax.numpy as jnp, ogradient as og
     >>> problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2))
@@ -78,5 +88,7 @@ def langevin(problem: Problem, step_size: float | Schedule, *, temperature: floa
     """
     schedule, parameters = split_step_size(step_size)
     check_positive("temperature", temperature)
-    settings = {"step_size": step_size, "temperature": temperature}
-    return make_algorithm(Langevin(schedule), problem, parameters | {"temperature": temperature}, settings)
+    remembers = check_momentum(momentum)
+    settings = {"step_size": step_size, "temperature": temperature, "momentum": momentum}
+    parameters |= {"temperature": temperature} | ({"momentum": momentum} if remembers else {})
+    return make_algorithm(Langevin(schedule, remembers), problem, parameters, settings)

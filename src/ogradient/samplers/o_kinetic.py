@@ -62,7 +62,7 @@ from ogradient.samplers.base import (
     split_step_size,
     step_size_at,
 )
-from ogradient.samplers.o_langevin import check_pull, pull
+from ogradient.samplers.pull import bounded, check_pull, pull
 from ogradient.status import Status
 
 
@@ -84,7 +84,7 @@ class KineticInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class OKinetic:
-    """The kernel. Parameters: step_size, friction, alpha, temperature."""
+    """The kernel. Parameters: step_size, friction, alpha, max_pull, temperature."""
 
     schedule: Schedule | None = None
     beta: float = 0.0
@@ -120,7 +120,7 @@ class OKinetic:
         p = project(frame, jnp.where(state.iteration == 0, fresh, state.momentum) + h * force)
 
         inequality = None if problem.inequality is None else lambda x: view.inequality_value(unravel(x))
-        drift = lambda frame, x, p: self._drift(constraint, inequality, frame, x, p, h / 2, parameters["alpha"])
+        drift = lambda frame, x, p: self._drift(constraint, inequality, frame, x, p, h / 2, parameters)
         middle, p, first = drift(frame, x, p)
         middle_frame = frame_at(constraint, middle)
         end, p, second = drift(middle_frame, middle, project(middle_frame, keep * p + noise))
@@ -141,14 +141,14 @@ class OKinetic:
         x: Array,
         p: Array,
         time: Array,
-        alpha: Any,
+        parameters: dict[str, Any],
     ) -> tuple[Array, Array, Array]:
         """A move of some time with momentum p: where it ends, the momentum there, not yet projected, whether it was mirrored."""
-        landing = lambda value: pull(value, time, alpha, self.beta)
+        landing = lambda value: pull(value, time, parameters["alpha"], self.beta)
         none = jnp.zeros_like(x)
         proposal = x + time * p
         if frame.value.size:
-            rate = landing(frame.value)
+            rate = bounded(frame, landing(frame.value), time, parameters["max_pull"])
             correction = steer(frame, none, frame.value - rate - constraint(proposal))
             end, velocity = proposal + correction, p + (correction + steer(frame, none, rate)) / time
         else:
@@ -167,6 +167,7 @@ def o_kinetic(
     alpha: float | None = None,
     beta: float = 0.0,
     temperature: float = 1.0,
+    max_pull: float | None = None,
     max_active: int = MAX_ACTIVE,
 ) -> SamplingAlgorithm:
     """O-Gradient with momentum: underdamped Langevin dynamics along the set, from any start, with an error of O(step_size²).
@@ -184,6 +185,7 @@ def o_kinetic(
             minibatches, whose g is noise in part, a weaker one averages over steps: 0.1/step_size, say.
         beta: in [0, 1]. 0 lands exponentially fast; larger values land faster from far away and slower near the set.
         temperature: T; the law is π^{1/T} with the measure's factor unchanged.
+        max_pull: a bound on |λ_k| in the pull v♯ = −Σ_k λ_k∇g_k, λ = G⁻¹ψ(g), as in `og.o_langevin`.
         max_active: rows of h that can turn a move back together: the most violated ones.
 
     In the Hausdorff measure nothing is differentiated twice, which is what deep networks need.
@@ -200,14 +202,15 @@ def o_kinetic(
         "alpha": alpha,
         "beta": beta,
         "temperature": temperature,
+        "max_pull": max_pull,
         "max_active": max_active,
     }
     schedule, parameters = split_step_size(step_size)
-    check_pull("o_kinetic", problem, alpha=alpha, beta=beta, num_probes=1)
+    check_pull("o_kinetic", problem, alpha=alpha, beta=beta, num_probes=1, max_pull=max_pull)
     for name in ("friction", "temperature"):
         check_positive(name, settings[name])
     if max_active < 1:
         raise ValueError(f"max_active must be at least 1; got {max_active!r}.")
     kernel = OKinetic(schedule, float(beta), max_active)
-    parameters |= {"friction": friction, "alpha": alpha, "temperature": temperature}
+    parameters |= {"friction": friction, "alpha": alpha, "temperature": temperature, "max_pull": max_pull}
     return make_algorithm(kernel, problem, parameters, {"step_size": step_size} | settings)

@@ -12,6 +12,10 @@ set is off by O(η), and |g| stays at O(η).
 
 Inequalities h ≤ 0 add nothing inside. A step that ends outside is completed by a reflection, x ← x − J⁺(0, 2h) over the rows of
 g and the violated rows of h (see boundary.py); the error it makes in the law is O(η) too.
+
+Momentum μ remembers whole moves, the pull among them (memory.py): v ← μv + D u + J⁺c, x ← x + v, with noise √(2(1−μ)ηT) D ξ.
+A move covers η/(1−μ) of time. J v = g(x) − g(x − v) + ½vᵀHv + …, and a second ½vᵀHv comes with the next move, so that in the
+mean g gains ½(1+μ)E vᵀH v = ηT tr(D H) a step: just what the normal half of r takes out, whatever μ is.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ogradient.geometry import Correction, correction_parts, evaluate, psi, resolve_correction, steer
-from ogradient.geometry.boundary import MAX_ACTIVE, stay_inside
+from ogradient.geometry import Correction, correction_parts, evaluate, resolve_correction, steer
+from ogradient.geometry.boundary import MAX_ACTIVE, turn_back
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import (
@@ -33,12 +37,13 @@ from ogradient.samplers.base import (
     SamplingAlgorithm,
     Schedule,
     check_positive,
-    init,
     keep_finite,
     make_algorithm,
     split_step_size,
     step_size_at,
 )
+from ogradient.samplers.memory import MovingState, check_momentum, noise_scale, remembered, start, step_on
+from ogradient.samplers.pull import bounded, check_pull, pull
 from ogradient.status import Status
 
 
@@ -52,30 +57,32 @@ class OLangevinInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class OLangevin:
-    """The kernel. Parameters: step_size, alpha, temperature."""
+    """The kernel. Parameters: step_size, alpha, temperature, max_pull, momentum."""
 
     schedule: Schedule | None = None
     beta: float = 0.0
     correction: Correction = "auto"
     num_probes: int = 1
     max_active: int = MAX_ACTIVE
+    remembers: bool = False  # whether there is a momentum
     name: ClassVar[str] = "o_langevin"
     ensemble: ClassVar[bool] = False
     obeys: ClassVar[Obeys] = "near"
     steered: ClassVar[bool] = False
 
-    def init(self, position: Position) -> ChainState:
+    def init(self, position: Position) -> ChainState | MovingState:
         """Start a chain at a position, on the constraint set or off it."""
-        return init(position)
+        return start(position, self.remembers)
 
     def step(
-        self, rng_key: Array, state: ChainState, problem: Problem, parameters: dict[str, Any]
-    ) -> tuple[ChainState, OLangevinInfo]:
+        self, rng_key: Array, state: Any, problem: Problem, parameters: dict[str, Any]
+    ) -> tuple[ChainState | MovingState, OLangevinInfo]:
         """One transition."""
         view = problem.view(rng_key)
         x, logdensity, constraint, unravel = view.flatten(state.position)
         eta = step_size_at(self.schedule, parameters, state.iteration, x.dtype)
         temperature = jnp.asarray(parameters["temperature"], x.dtype)
+        momentum = parameters["momentum"] if self.remembers else None
         landing = lambda value: pull(value, eta, parameters["alpha"], self.beta)
         method = resolve_correction(self.correction, x.size)
         noise_key, probe_key = jax.random.split(rng_key) if method == "hutchinson" else (rng_key, None)
@@ -84,26 +91,26 @@ class OLangevin:
         tangential, normal = correction_parts(
             constraint, x, frame, measure=problem.measure, method=method, num_probes=self.num_probes, key=probe_key
         )
-        noise = jnp.sqrt(2 * temperature * eta) * jax.random.normal(noise_key, x.shape, x.dtype)
+        noise = noise_scale(eta, temperature, momentum) * jax.random.normal(noise_key, x.shape, x.dtype)
         vector = eta * (score + temperature * tangential) + noise
-        rate = eta * temperature * normal - landing(frame.value)
-        proposal = x + steer(frame, vector, rate)
-        reflected = None
+        rate = eta * temperature * normal - bounded(frame, landing(frame.value), eta, parameters["max_pull"])
+        velocity, move = None, steer(frame, vector, rate)
+        if self.remembers:
+            velocity = move = remembered(state, momentum, move)
+        proposal, reflected = x + move, None
         if problem.inequality is not None:
             inequality = lambda x: view.inequality_value(unravel(x))
-            proposal, reflected = stay_inside(inequality, frame, x, proposal, max_active=self.max_active, pull=landing)
+            at_wall = self.remembers  # a velocity is mirrored where it meets the wall
+            turn = turn_back(inequality, frame, x, proposal, max_active=self.max_active, pull=landing, at_wall=at_wall)
+            proposal, reflected = turn.end, turn.left
+            velocity = None if velocity is None else turn.of_velocity(velocity)
         status = jnp.where(frame.deficient, Status.RANK_DEFICIENT, Status.OK)
-        x, status = keep_finite(proposal, x, value, status)
+        # A move that is refused would fail again: its chain starts from rest.
+        rest = None if velocity is None else jnp.zeros_like(x)
+        (x, velocity), status = keep_finite((proposal, velocity), (x, rest), value, status)
         position = unravel(x)
         info = OLangevinInfo(view.constraint_value(position), status, reflected)
-        return ChainState(position, state.iteration + 1), info
-
-
-def pull(value: Array, eta: Array, alpha: Any, beta: float) -> Array:
-    """ηψ(g), never more than g itself: the factor αη|g|^β is capped at 1, one Newton step. α = None means 1/η."""
-    strength = 1.0 if alpha is None else jnp.asarray(alpha, eta.dtype) * eta
-    wanted = psi(value, strength, beta)
-    return jnp.sign(value) * jnp.minimum(jnp.abs(wanted), jnp.abs(value))
+        return step_on(state, velocity, position), info
 
 
 def check_o_sampler(
@@ -115,28 +122,13 @@ def check_o_sampler(
     correction: Correction,
     num_probes: int,
     max_active: int,
+    max_pull: float | None,
 ) -> None:
     """Refuse, with the remedy, what no O-sampler can use."""
-    check_pull(name, problem, alpha=alpha, beta=beta, num_probes=num_probes)
+    check_pull(name, problem, alpha=alpha, beta=beta, num_probes=num_probes, max_pull=max_pull)
     if max_active < 1:
         raise ValueError(f"max_active must be at least 1; got {max_active!r}.")
     resolve_correction(correction, 1)
-
-
-def check_pull(name: str, problem: Problem, *, alpha: float | None, beta: float, num_probes: int) -> None:
-    """Refuse, with the remedy, what no sampler that pulls to a constraint can use."""
-    if not problem.constrained:
-        plain = "svgd" if name == "o_svgd" else "langevin"
-        raise ValueError(
-            f"{name} needs a constraint and the problem has none: pass equality=... (or inequality=...) to it, "
-            f"or use og.{plain}, the unconstrained sampler."
-        )
-    if alpha is not None:
-        check_positive("alpha", alpha)
-    if not 0 <= beta <= 1:
-        raise ValueError(f"beta must lie in [0, 1]; got {beta!r}.")
-    if num_probes < 1:
-        raise ValueError(f"num_probes must be at least 1; got {num_probes!r}.")
 
 
 def o_langevin(
@@ -148,6 +140,8 @@ def o_langevin(
     correction: Correction = "auto",
     num_probes: int = 1,
     temperature: float = 1.0,
+    max_pull: float | None = None,
+    momentum: float = 0.0,
     max_active: int = MAX_ACTIVE,
 ) -> SamplingAlgorithm:
     """The paper's O-Langevin, for any number of equality and inequality constraints, from any start.
@@ -165,6 +159,11 @@ def o_langevin(
             twice: kinks (relu, abs) have no second derivative, and an average of many of them is curved where r sees nothing.
         num_probes: probes of the Hutchinson estimate.
         temperature: T; the law is π^{1/T} with the measure's factor unchanged.
+        max_pull: a bound on |λ_k| in the pull v♯ = −Σ_k λ_k∇g_k, λ = G⁻¹ψ(g), which is met by a smaller α. Where g is a loss, λη
+            is a learning rate: αηg/‖∇g‖², the step of Polyak, is huge where a batch has a small gradient.
+        momentum: μ in [0, 1), the share of a move, the pull included, that the next one keeps. For minibatches: the noise of
+            1/(1−μ) of them is averaged, and a step covers η/(1−μ) of time. |g| and bias stay O(η/(1−μ)). With all of the data
+            `og.o_kinetic` is the sampler with momentum.
         max_active: rows of h that can turn a step back together: the most violated ones.
 
     >>> import jax, jax.numpy as jnp, ogradient as og
@@ -180,6 +179,8 @@ def o_langevin(
         "correction": correction,
         "num_probes": num_probes,
         "temperature": temperature,
+        "max_pull": max_pull,
+        "momentum": momentum,
         "max_active": max_active,
     }
     schedule, parameters = split_step_size(step_size)
@@ -191,8 +192,11 @@ def o_langevin(
         correction=correction,
         num_probes=num_probes,
         max_active=max_active,
+        max_pull=max_pull,
     )
     check_positive("temperature", temperature)
-    kernel = OLangevin(schedule, float(beta), correction, num_probes, max_active)
-    parameters |= {"alpha": alpha, "temperature": temperature}
+    remembers = check_momentum(momentum)
+    kernel = OLangevin(schedule, float(beta), correction, num_probes, max_active, remembers)
+    parameters |= {"alpha": alpha, "temperature": temperature, "max_pull": max_pull}
+    parameters |= {"momentum": momentum} if remembers else {}
     return make_algorithm(kernel, problem, parameters, {"step_size": step_size} | settings)

@@ -10,6 +10,8 @@ particle, and O(n²md) arithmetic in matrix products. Deterministic but for Hutc
 With inequalities h ≤ 0 the kernel is k(x, y) b(y), b vanishing on the boundary (boundary.py): a_j becomes b_j a_j + D_j∇b_j and
 ∇k is weighted by b_j. Without b particles would pile up on the boundary, however small the step: nothing outside repels
 them. Particles that leave are reflected, as in O-Langevin.
+
+Momentum μ adds up whole moves, the pull among them, as in O-Langevin (memory.py): v ← μv + η(v♯ + v⊥), x ← x + v.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from ogradient.geometry import ConstraintFn, Correction, Frame, resolve_correction, steer, stein_drift
-from ogradient.geometry.boundary import MAX_ACTIVE, boundary_weight, stay_inside
+from ogradient.geometry.boundary import MAX_ACTIVE, Turn, boundary_weight, turn_back
 from ogradient.mapping import chains_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.base import Obeys, SamplingAlgorithm, Schedule, make_algorithm
-from ogradient.samplers.o_langevin import check_o_sampler, pull
+from ogradient.samplers.memory import check_momentum, remembered
+from ogradient.samplers.o_langevin import check_o_sampler
+from ogradient.samplers.pull import bounded, pull
 from ogradient.samplers.svgd import (
     ParticleInfo,
     ParticleState,
@@ -48,7 +52,7 @@ from ogradient.stein import RKHSKernel, rbf
 
 @dataclass(frozen=True)
 class OSVGD:
-    """The kernel. Parameters: alpha, and step_size unless an optimiser brings its own."""
+    """The kernel. Parameters: alpha, max_pull, momentum, and step_size unless an optimiser brings its own."""
 
     schedule: Schedule | None = None
     optimizer: Any = None
@@ -58,6 +62,7 @@ class OSVGD:
     rkhs_kernel: RKHSKernel = field(default_factory=rbf)
     block_size: int | None = None
     max_active: int = MAX_ACTIVE
+    remembers: bool = False  # whether there is a momentum
     name: ClassVar[str] = "o_svgd"
     ensemble: ClassVar[bool] = True
     obeys: ClassVar[Obeys] = "near"
@@ -65,7 +70,7 @@ class OSVGD:
 
     def init(self, position: Position) -> ParticleState:
         """Start an ensemble, with the particles as the first axis."""
-        return init_particles(position, self.optimizer)
+        return init_particles(position, self.optimizer, remembers=self.remembers)
 
     def step(
         self, rng_key: Array | None, state: ParticleState, problem: Problem, parameters: dict[str, Any]
@@ -82,29 +87,36 @@ class OSVGD:
             correction=self.correction,
             num_probes=self.num_probes,
             key=rng_key,
-            block_size=self.block_size or chains_together(problem),
+            block_size=self.block_size or chains_together(problem, x),
         )
         inequality, weight = particle_inequality(view, state), None
         if inequality is not None:
             weight, gradient = boundary_weight(inequality, frames, x, h, self.block_size)
             drift = weight[:, None] * drift + gradient
         normals = frames.root @ frames.jacobian
-        velocity = mean_field(self.rkhs_kernel, h, x, drift, normals, self.block_size, weight)
+        along = mean_field(self.rkhs_kernel, h, x, drift, normals, self.block_size, weight)
 
         # The optimiser is given the velocity along the set only, and what it returns is projected again: however it
         # rescales coordinates, g moves by −ηψ(g) and nothing else, to first order.
         zero = jnp.zeros_like(frames.value)
-        update, optimizer_state = tangent_update(jax.vmap(steer)(frames, velocity, zero), x, eta, self.optimizer, state)
+        update, optimizer_state = tangent_update(jax.vmap(steer)(frames, along, zero), x, eta, self.optimizer, state)
         pace = jnp.ones((), x.dtype) if eta is None else eta
         landing = lambda value: pull(value, pace, parameters["alpha"], self.beta)
-        proposal = x + jax.vmap(steer)(frames, update, -landing(frames.value))
+        rates = jax.vmap(lambda frame: bounded(frame, landing(frame.value), pace, parameters["max_pull"]))(frames)
+        move = jax.vmap(steer)(frames, update, -rates)
+        velocity: Array | None = None
+        if self.remembers:
+            velocity = move = remembered(state, parameters["momentum"], move)
+        proposal = x + move
         if inequality is not None:
-            inside = partial(stay_inside, inequality, max_active=self.max_active, pull=landing)
-            proposal, _ = over_particles(lambda argument: inside(*argument), (frames, x, proposal), self.block_size)
+            inside = partial(turn_back, inequality, max_active=self.max_active, pull=landing, at_wall=self.remembers)
+            turns = over_particles(lambda argument: inside(*argument), (frames, x, proposal), self.block_size)
+            proposal = turns.end
+            velocity = None if velocity is None else jax.vmap(Turn.of_velocity)(turns, velocity)
 
         status = jnp.where(collapsed, Status.COLLAPSED, Status.OK).astype(jnp.int32)
         status = jnp.where(jnp.any(frames.deficient), jnp.int32(Status.RANK_DEFICIENT), status)
-        return settle(view, proposal, values, state, unravel, h, optimizer_state, status)
+        return settle(view, proposal, values, state, unravel, h, optimizer_state, status, velocity)
 
 
 def particle_inequality(problem: Problem, state: ParticleState) -> ConstraintFn | None:
@@ -154,6 +166,8 @@ def o_svgd(
     num_probes: int = 1,
     rkhs_kernel: RKHSKernel | None = None,
     block_size: int | None = None,
+    max_pull: float | None = None,
+    momentum: float = 0.0,
     max_active: int = MAX_ACTIVE,
 ) -> SamplingAlgorithm:
     """The paper's O-SVGD, for any number of equality and inequality constraints, from any start: an ensemble sampler.
@@ -171,6 +185,9 @@ def o_svgd(
         rkhs_kernel: `og.rbf()` (default) or `og.imq()`, with their bandwidth.
         block_size: particles whose interactions are in memory together; None is all. Never changes the result but for
             rounding.
+        max_pull: a bound on |λ_k| in the pull v♯ = −Σ_k λ_k∇g_k, λ = G⁻¹ψ(g), as in O-Langevin.
+        momentum: μ in [0, 1), the share of a move, the pull included, that the next one keeps. For minibatches, whose noise it
+            averages; a step then covers η/(1−μ) of time.
         max_active: rows of h that can turn a particle back together: the most violated ones.
 
     >>> import jax, jax.numpy as jnp, ogradient as og
@@ -188,18 +205,37 @@ def o_svgd(
         "num_probes": num_probes,
         "rkhs_kernel": rkhs_kernel or rbf(),
         "block_size": block_size,
+        "max_pull": max_pull,
+        "momentum": momentum,
         "max_active": max_active,
     }
     schedule, parameters = split_particle_step_size(step_size, optimizer)
     check_o_sampler(
-        problem, "o_svgd", alpha=alpha, beta=beta, correction=correction, num_probes=num_probes, max_active=max_active
+        problem,
+        "o_svgd",
+        alpha=alpha,
+        beta=beta,
+        correction=correction,
+        num_probes=num_probes,
+        max_active=max_active,
+        max_pull=max_pull,
     )
+    remembers = check_momentum(momentum)
     if step_size is None and alpha is not None:
         raise ValueError(
             "alpha means alpha * step_size per step: give step_size too, or leave alpha out (one Newton step)."
         )
     check_block_size(block_size)
     kernel = OSVGD(
-        schedule, optimizer, float(beta), correction, num_probes, rkhs_kernel or rbf(), block_size, max_active
+        schedule,
+        optimizer,
+        float(beta),
+        correction,
+        num_probes,
+        rkhs_kernel or rbf(),
+        block_size,
+        max_active,
+        remembers,
     )
-    return make_algorithm(kernel, problem, parameters | {"alpha": alpha}, {"step_size": step_size} | settings)
+    parameters |= {"alpha": alpha, "max_pull": max_pull} | ({"momentum": momentum} if remembers else {})
+    return make_algorithm(kernel, problem, parameters, {"step_size": step_size} | settings)

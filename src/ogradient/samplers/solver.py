@@ -32,7 +32,8 @@ HOPELESS = (
 PATIENCE = 3  # iterations without a smaller |g| after which x has come to rest,
 NOISE_PATIENCE = 5  # or g is at the level of its own roundings,
 FARTHEST = 8.0  # which are within so many times the least |g| that was seen
-STRAIGHT = 1.0  # of |g|, how far g may be from linear over two equal steps where it is not all roundings
+CALM = 4  # iterations from one look at what |g| is made of to the next
+STRAIGHT = 0.25  # of how g changes over two equal steps, how far it may be from linear where it is not all roundings
 
 
 class Place(NamedTuple):
@@ -80,7 +81,7 @@ class Settling(NamedTuple):
     rose: Array  # whether |g| has risen since steps are tiny,
     fell: Array  # and fallen again
     again: Array  # whether the step before is made once more, to see what |g| is made of,
-    smooth: Array  # and whether it was more than roundings
+    smooth: Array  # and at how many such looks it was more than roundings
     iteration: Array
 
     @property
@@ -132,14 +133,15 @@ def reach(
     def improve(carry: Any) -> Any:
         x, multipliers, memory, (before, *values), packed = carry
         settling = Settling(*packed)
-        delta, value, jacobian, memory = estimate(x, memory, before, settling.away | (settling.smooth > 0))
+        delta, value, jacobian, memory = estimate(x, memory, before, settling.away | (settling.smooth > 1))
         step = delta @ rows.normals
         weights = rows.weights if jacobian is None else jnp.abs(jacobian)
         # Roundings that x has, and that its terms have; a quarter of the tolerance is for who adds up in another order.
         level, loose = (0.75 * rounding_level(weights, s) for s in (jnp.abs(x), size_of(x, multipliers)))
         moved, next_move = (weighted_sum(weights, jnp.abs(v)) for v in (x - origin, step))
-        relative, bend = (jnp.abs(v) / (level + proposed) for v in (value, value - 2 * values[0] + values[1]))
-        seen = Seen(jnp.abs(value), level, loose, moved, next_move, relative, tiny, bend)
+        terms = (value, value - values[1], value - 2 * values[0] + values[1])
+        relative, change, bend = (jnp.abs(v) / (level + proposed) for v in terms)
+        seen = Seen(jnp.abs(value), level, loose, moved, next_move, relative, tiny, change, bend)
         settling = _settle(settling, seen, jnp.all(x - step == x), limits[2])
         stop = settling.done + settling.lost > 0
         delta = jnp.where((settling.again > 0) & ~stop, before, delta)
@@ -239,7 +241,8 @@ class Seen(NamedTuple):
     next_move: Array  # the same of the step to come
     relative: Array  # |g| in units of the move
     tiny: Array  # a change of g that is little for a move of this length
-    bend: Array  # |second difference of g| over the last two steps, in units of the move
+    change: Array  # of g over the last two steps, in units of the move,
+    bend: Array  # and how far it is from the same in both
 
 
 def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Settling:
@@ -272,11 +275,13 @@ def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Sett
     best = jnp.where(calm, jnp.minimum(before.best, largest), jnp.inf)
     rose = calm & ((before.rose > 0) | ((before.waited > 0) & (largest > 1.25 * before.size)))
     fell = calm & ((before.fell > 0) | ((before.rose > 0) & (largest < 0.8 * before.size)))
-    smooth = jnp.where(before.again > 0, jnp.max(seen.bend) <= STRAIGHT * before.size, before.smooth > 0)
-    again = (waited == PATIENCE) & ~(before.again > 0)
-    rough = ~again & ~smooth
+    straight = jnp.max(seen.bend) < STRAIGHT * jnp.max(seen.change)
+    smooth = jnp.where(before.again > 0, jnp.where(straight, before.smooth + 1, 0), before.smooth)
+    # Roundings may look straight once; what is straight is so each time. Between, steps that were made twice have to calm down.
+    again = (waited >= PATIENCE) & ((waited - PATIENCE) % CALM == 0)
+    rough = ~again & ~(smooth > 0)
     noise = fell & rough & (waited >= NOISE_PATIENCE) & (largest <= FARTHEST * best)
-    at_rest = (waited >= PATIENCE) & ((all_rounded & rough) | still)
+    at_rest = (waited >= PATIENCE) & (all_rounded | still)
     idle = jnp.where((largest < before.least) | (largest < 0.5 * before.size), 0, before.idle + 1)
     lost = ~finite | (~jnp.isfinite(best) & (idle >= hopeless))
     least = jnp.minimum(before.least, largest)

@@ -35,12 +35,13 @@ from ogradient.stein import RKHSKernel, median_bandwidth, rbf, squared_distances
 
 
 class ParticleState(NamedTuple):
-    """All particles, the bandwidth in use, the optimiser's own state, and the number of steps made."""
+    """All particles, the number of steps made, the bandwidth in use, the optimiser's own state, and the last moves (n, d)."""
 
     position: Position
     iteration: Array
     bandwidth: Array
     optimizer_state: Any
+    velocity: Array | None = None  # where there is a momentum
 
 
 class ParticleInfo(NamedTuple):
@@ -51,11 +52,12 @@ class ParticleInfo(NamedTuple):
     bandwidth: Array
 
 
-def init_particles(position: Position, optimizer: Any = None) -> ParticleState:
-    """Start an ensemble at a position with the particles as its first axis."""
+def init_particles(position: Position, optimizer: Any = None, *, remembers: bool = False) -> ParticleState:
+    """Start an ensemble at a position with the particles as its first axis, at rest."""
     x = jax.vmap(lambda one: ravel_pytree(one)[0])(position)
     state = None if optimizer is None else optimizer.init(x)
-    return ParticleState(position, jnp.zeros((), jnp.int32), jnp.zeros((), x.dtype), state)
+    velocity = jnp.zeros_like(x) if remembers else None
+    return ParticleState(position, jnp.zeros((), jnp.int32), jnp.zeros((), x.dtype), state, velocity)
 
 
 def flatten_particles(problem: Problem, position: Position) -> tuple[Array, Callable[[Array], Position]]:
@@ -155,11 +157,14 @@ def settle(
     h: Array,
     optimizer_state: Any,
     status: Array,
+    velocity: Array | None = None,
 ) -> tuple[ParticleState, ParticleInfo]:
     """The new state, unless any number of it is not finite; and what is to be said of it."""
     position, status = keep_finite(unravel(proposal), state.position, logdensities, status)
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(status != Status.NON_FINITE, a, b), new, old)
-    carried = keep((h, optimizer_state), (state.bandwidth, state.optimizer_state))
+    # After moves that were refused particles start from rest.
+    rest = None if velocity is None else jnp.zeros_like(velocity)
+    carried = keep((h, optimizer_state, velocity), (state.bandwidth, state.optimizer_state, rest))
     info = ParticleInfo(jax.vmap(problem.constraint_value)(position), status, h)
     return ParticleState(position, state.iteration + 1, *carried), info
 
@@ -190,7 +195,7 @@ class SVGD:
         eta = particle_step_size(self.schedule, parameters, state, x.dtype)
         h, collapsed = next_bandwidth(self.rkhs_kernel, x, state)
         logdensity = view.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[1]
-        together = self.block_size or chains_together(problem)
+        together = self.block_size or chains_together(problem, x)
         values, scores = over_particles(jax.value_and_grad(logdensity), x, together)
         velocity = mean_field(self.rkhs_kernel, h, x, scores, None, self.block_size)
         update, optimizer_state = tangent_update(velocity, x, eta, self.optimizer, state)

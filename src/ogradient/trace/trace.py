@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+BLOCK_BYTES = 2**28  # of draws that `apply` brings to the device together
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -148,12 +150,23 @@ class Trace:
         """A function of one position over all draws: arrays with axes (chain, draw[, particle], ...).
 
         Compiled, and mapped in batches of `batch_size` draws so that predictions on many draws fit in memory. Further
-        `arguments`, such as the rows to predict, are the same for all draws: fn(position, *arguments).
+        `arguments`, such as the rows to predict, are the same for all draws: fn(position, *arguments). Draws are brought to the
+        device in blocks of at most 256 MiB.
         """
         shape = self._sample_shape
-        over = lambda draws, rest: jax.lax.map(lambda draw: fn(draw, *rest), draws, batch_size=batch_size)
-        values = jax.jit(over)(self.pooled, arguments)
-        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[1:]), values)
+        over = jax.jit(lambda draws, rest: jax.lax.map(lambda draw: fn(draw, *rest), draws, batch_size=batch_size))
+        total, leaves = int(np.prod(shape)), jax.tree.leaves(self.position)
+        block = max(1, BLOCK_BYTES * total // max(sum(leaf.nbytes for leaf in leaves), 1))
+        if total <= block:
+            return jax.tree.map(
+                lambda leaf: np.asarray(leaf).reshape(shape + leaf.shape[1:]), over(self.pooled, arguments)
+            )
+        parts = []
+        for first in range(0, total, block):
+            some = np.unravel_index(np.arange(first, min(first + block, total)), shape)
+            values = over(jax.tree.map(lambda leaf, some=some: leaf[some], self.position), arguments)
+            parts.append(jax.tree.map(np.asarray, values))
+        return jax.tree.map(lambda *leaf: np.concatenate(leaf).reshape(shape + leaf[0].shape[1:]), *parts)
 
     def to_datatree(self) -> xr.DataTree:
         """An `xarray.DataTree` in ArviZ's schema: groups posterior and sample_stats, provenance in the attributes."""

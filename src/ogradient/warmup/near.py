@@ -121,7 +121,7 @@ def _trial(
     problem: Problem, kernel: OLangevin | OKinetic, length: Array, key: Array, position: Position, eta: Array
 ) -> tuple[Position, tuple[Array, ...]]:
     """Steps of one chain: where it ends, and what was seen on the way."""
-    parameters = {"step_size": eta, "alpha": None, "temperature": 1.0}
+    parameters = {"step_size": eta, "alpha": None, "temperature": 1.0, "max_pull": None}
     if kinetic := isinstance(kernel, OKinetic):
         parameters |= {"step_size": jnp.sqrt(2 * eta), "friction": 1 / length}
 
