@@ -30,7 +30,7 @@ def evaluate_classes(
     It is the probability that a row of the classes scores as surer than one from outside; ½ is no better than chance.
 
     Args:
-        logits: of shape (..., rows, classes), as in the (chain, draw, rows, classes) of `trace.apply`; the axes before are samples.
+        logits: of shape (..., rows, classes), as in the (chain, draw, rows, classes) of `trace.apply`: samples first.
         label: y of shape (rows,), whole numbers from 0 to classes − 1.
         outside: logits of other rows, (..., other rows, classes).
         bins: of the calibration error.

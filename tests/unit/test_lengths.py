@@ -15,8 +15,10 @@ from ogradient.warmup.lengths import (
     efficiency,
     find_length,
     long_enough,
+    moving,
     steps_for,
 )
+from ogradient.warmup.metric import judged
 from ogradient.warmup.stages import Stage
 
 
@@ -60,6 +62,17 @@ def test_fixed_coordinates_play_no_part():
     draws = autoregression(0.5)
     assert efficiency(np.concatenate([draws, np.full_like(draws, 2.0)], axis=2)) == efficiency(draws)
     assert efficiency(np.full((50, 4, 2), 3.0)) == 1.0
+
+
+def test_roundings_of_a_fixed_coordinate_are_not_its_motion():
+    """In float32 100/3 is known to 4e-6: what draws show there is slow, and larger than anything in units of the metric."""
+    draws = autoregression(0.5).astype(np.float32)
+    pinned = np.float32(100 / 3) + np.cumsum(np.float32(4e-6) * np.sign(draws), axis=0, dtype=np.float32) / 50
+    both = np.concatenate([draws, pinned.astype(np.float32)], axis=2)
+    scales = np.r_[np.ones(draws.shape[2]), np.full(draws.shape[2], 1e-10)]
+    assert np.ptp(both[..., -1]) > 0
+    assert efficiency(judged(scales, both)) < 0.5 * efficiency(draws)
+    assert efficiency(judged(scales, moving(both))) > 0.9 * efficiency(draws)
 
 
 def taken(efficiencies, best):

@@ -47,7 +47,7 @@ def turn_back(
     *,
     max_active: int,
     pull: Callable[[Array], Array],
-    at_wall: bool = False,
+    at_wall: Callable[[Array], Frame] | None = None,
 ) -> Turn:
     """How a move from x to y ends when h ≤ 0 must hold.
 
@@ -56,18 +56,20 @@ def turn_back(
     meet, the move is refused and x stays: once inside, always inside. From an x outside, rows move by `pull(h)` instead;
     from one where h is NaN nothing can be said, and the end is NaN.
 
-    The normals are those at y, or those `at_wall`, where the move crossed it first (one value of h more): of a curved wall these
-    are what mirrors a velocity, and the ones at y turn it by O(‖y − x‖).
+    The normals are those at y, and D that of `frame`. With `at_wall`, which has the frame of g at a point, both are those where
+    the move crossed a wall first (one value of h and one Jacobian of g more): that is what mirrors a velocity. Others turn it by
+    O(‖y − x‖), at every wall in the same sense.
     """
     y = lax.optimization_barrier(y)  # otherwise the compiler computes y, random numbers and all, once per use of it
     here = inequality(x)
     from_inside = jnp.all(here <= 0)
-    if at_wall:
+    if at_wall is not None:
         value = inequality(y)
         crossing = (value > 0) & from_inside
         shares = jnp.where(crossing, here / jnp.where(crossing, here - value, 1.0), 1.0)
         beyond = (1 - jnp.min(shares, initial=1.0)) * (y - x)
         value_there, pullback = jax.vjp(inequality, y - beyond)
+        frame = at_wall(y - beyond)
     else:
         value, pullback = jax.vjp(inequality, y)
         value_there, beyond = value, jnp.zeros_like(y)

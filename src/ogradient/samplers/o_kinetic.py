@@ -26,7 +26,7 @@ O(h²), |g| on the set O(h³). A step covers as much of the law as O-Langevin's 
 in one direction for a time 1/γ.
 
 Inequalities h ≤ 0 add nothing inside. A move that ends outside is mirrored at the violated rows, and its velocity with it
-(boundary.py).
+(boundary.py), by the normals where it met the wall. Two Jacobians of g and two values of h more.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class OKinetic:
             end, velocity = proposal, p
         if inequality is None:
             return end, velocity, jnp.zeros((), bool)
-        turn = turn_back(inequality, frame, x, end, max_active=self.max_active, pull=landing, at_wall=True)
+        there = lambda point: frame_at(constraint, point)
+        turn = turn_back(inequality, frame, x, end, max_active=self.max_active, pull=landing, at_wall=there)
         return turn.end, turn.of_velocity(velocity), turn.left
 
 
@@ -172,15 +173,19 @@ def o_kinetic(
 ) -> SamplingAlgorithm:
     """O-Gradient with momentum: underdamped Langevin dynamics along the set, from any start, with an error of O(step_size²).
 
+    |g| is O(step_size³), with the pull that alpha=None, beta=0 makes, and O(step_size²) under a weaker one.
+
     Args:
         problem: log density, constraint(s) and measure. Moves that leave h ≤ 0 are mirrored, and their velocity with them; once
             inside, a chain never leaves (unless h changes from step to step, on minibatches).
         step_size: h, a number or an optax schedule of the iteration. It has the units of a position: about a fifth of the
             smallest standard deviation along the set is a good choice. A step costs as much as one of O-Langevin with
-            step size h²/2. Bias along the set is O(h²), and |g| O(h³).
+            step size h²/2.
         friction: γ. Momentum is forgotten over a time 1/γ. About 1 over the largest standard deviation along the set mixes
             fastest. The law does not depend on it, but on minibatches: gradients with noise of variance σ² add hσ²/(2γ) to the
-            temperature.
+            temperature. An equality of which a step sees some rows only takes momentum away: with θ² the mean squared angle
+            between the normals of two batches, the temperature is T(1 − c²)/(1 − c² + θ²), c = e^{−γh}, the lower the smaller h
+            is. Give the constraint all rows (`constraint_batch_size=N`), keep γh well above θ², or take `og.o_langevin`.
         alpha: strength of the pull ψ(g) = α sign(g)|g|^{1+β} to the set. None takes all of g out in every half of a step. On
             minibatches, whose g is noise in part, a weaker one averages over steps: 0.1/step_size, say.
         beta: in [0, 1]. 0 lands exponentially fast; larger values land faster from far away and slower near the set.

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ogradient.geometry import Correction, correction_parts, evaluate, resolve_correction, steer
+from ogradient.geometry import Correction, correction_parts, evaluate, frame_at, resolve_correction, steer
 from ogradient.geometry.boundary import MAX_ACTIVE, turn_back
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
@@ -100,7 +100,8 @@ class OLangevin:
         proposal, reflected = x + move, None
         if problem.inequality is not None:
             inequality = lambda x: view.inequality_value(unravel(x))
-            at_wall = self.remembers  # a velocity is mirrored where it meets the wall
+            # A velocity is mirrored where it meets the wall.
+            at_wall = (lambda point: frame_at(constraint, point)) if self.remembers else None
             turn = turn_back(inequality, frame, x, proposal, max_active=self.max_active, pull=landing, at_wall=at_wall)
             proposal, reflected = turn.end, turn.left
             velocity = None if velocity is None else turn.of_velocity(velocity)

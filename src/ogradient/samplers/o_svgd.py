@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ogradient.geometry import ConstraintFn, Correction, Frame, resolve_correction, steer, stein_drift
+from ogradient.geometry import ConstraintFn, Correction, Frame, frame_at, resolve_correction, steer, stein_drift
 from ogradient.geometry.boundary import MAX_ACTIVE, Turn, boundary_weight, turn_back
 from ogradient.mapping import chains_together, over_particles
 from ogradient.problem import Problem
@@ -109,7 +109,9 @@ class OSVGD:
             velocity = move = remembered(state, parameters["momentum"], move)
         proposal = x + move
         if inequality is not None:
-            inside = partial(turn_back, inequality, max_active=self.max_active, pull=landing, at_wall=self.remembers)
+            constraint = view.flatten(jax.tree.map(lambda leaf: leaf[0], state.position))[2]
+            at_wall = partial(frame_at, constraint) if self.remembers else None
+            inside = partial(turn_back, inequality, max_active=self.max_active, pull=landing, at_wall=at_wall)
             turns = over_particles(lambda argument: inside(*argument), (frames, x, proposal), self.block_size)
             proposal = turns.end
             velocity = None if velocity is None else jax.vmap(Turn.of_velocity)(turns, velocity)

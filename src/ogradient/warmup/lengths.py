@@ -63,7 +63,7 @@ def find_length(
     def attempt(steps: int) -> Length:
         nonlocal stage
         stage = windows.run(first + trajectories.index(steps), stage, adapt=False, num_integration_steps=steps)
-        share = efficiency(judged(common, stage.draws))
+        share = efficiency(judged(common, moving(stage.draws)))
         tried[steps] = Length(steps, share, share / (steps + 0.5) ** 0.5)
         return tried[steps]
 
@@ -108,6 +108,16 @@ def long_enough(tried: dict[int, Length], best: Length) -> Length:
     return next(enough, nearly._replace(steps=max(LEAST_STEPS, nearly.steps)))
 
 
+def moving(draws: np.ndarray) -> np.ndarray:
+    """Draws (time, chain, coordinate) about their mean, in double precision; 0 where all that they show are roundings.
+
+    Coordinates that the constraint fixes are such. In other units, or mixed with others, that could not be seen any more.
+    """
+    roundings = FIXED * np.finfo(draws.dtype).eps * np.abs(draws).max(axis=(0, 1))
+    centred = draws.astype(np.float64) - draws.mean(axis=(0, 1), dtype=np.float64)
+    return np.where(np.abs(centred).max(axis=(0, 1)) > roundings, centred, 0.0)
+
+
 def efficiency(draws: np.ndarray) -> float:
     """1/√(τ τ') of draws (time, chain, coordinate), at most 1: the worst τ = 1 + 2Σρ_k of all coordinates and their squares.
 
@@ -115,9 +125,8 @@ def efficiency(draws: np.ndarray) -> float:
     chain's own mean in τ', which tells lengths apart where chains never meet. For chains that mix both are the same. The sums end
     where two successive ρ_k add up to less than 0 (Geyer 1992). Coordinates that the constraint fixes have none.
     """
-    roundings = FIXED * np.finfo(draws.dtype).eps * np.abs(draws).max(axis=(0, 1))
-    centred = draws.astype(np.float64) - draws.mean(axis=(0, 1), dtype=np.float64)
-    free = np.abs(centred).max(axis=(0, 1)) > roundings
+    centred = moving(draws)
+    free = np.any(centred != 0, axis=(0, 1))
     if not free.any():
         return 1.0
     worst = {(0, 1): 1.0, (0,): 1.0}

@@ -48,7 +48,8 @@ def with_directions(
         halves.append((z[good], forces[good] - forces[good].mean(axis=0) if good.any() else forces[good]))
     if min(len(z) for z, _ in halves) < 2 * RANK:
         return None
-    basis = orthonormal(np.concatenate([widest(part, RANK) for part in halves[0]], axis=1))
+    # Twice, since columns that nearly depend on each other are orthogonal to few digits after once.
+    basis = orthonormal(orthonormal(np.concatenate([widest(part, RANK) for part in halves[0]], axis=1)))
     widths, vectors = _widths(*(part @ basis for part in halves[1]))
     usual = float(np.median(widths))
     widths = widths / usual
