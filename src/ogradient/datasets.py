@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ogradient.extras import need
-from ogradient.tablefiles import as_numbers, locate, parse, read, refuse_empty, root_of
+from ogradient.images import cifar10, digits, svhn  # noqa: F401, datasets as well
+from ogradient.tablefiles import as_numbers, download, locate, parse, read, refuse_empty, root_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -266,15 +267,7 @@ def whereabouts(name: str, folder: str | os.PathLike[str] | None = None) -> str:
 
 
 def _download(name: str, progress: bool) -> Path:
-    pooch = need("pooch", "the datasets need", "experiments")
-    url = ADULT_URL + name
-    try:
-        cache = pooch.os_cache("ogradient")
-        return Path(pooch.retrieve(url, f"sha256:{ADULT_SHA256[name]}", fname=name, path=cache, progressbar=progress))
-    except (OSError, ValueError) as error:
-        # OSError: no network, or no cache that can be written. ValueError: a wrong checksum.
-        reason = str(error) if isinstance(error, ValueError) else error.strerror or type(error).__name__
-        raise OSError(f"{url} could not be downloaded ({reason}). {ADULT_REMEDY}") from None
+    return download(ADULT_URL + name, ADULT_SHA256[name], name, progress, ADULT_REMEDY)
 
 
 def _record(digest: str, rows: int, kept: int) -> dict[str, Any]:

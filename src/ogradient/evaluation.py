@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BLOCK = 2**20  # probabilities held in float64 at a time: 8 MiB per temporary; larger blocks are no faster
-HIGHER_IS_BETTER = ("accuracy", "log_likelihood")  # of every other metric 0 is best
+# Of every other metric 0 is best.
+HIGHER_IS_BETTER = ("accuracy", "log_likelihood", "auroc_probability", "auroc_entropy", "auroc_logit")
 
 
 @dataclass(frozen=True, eq=False)

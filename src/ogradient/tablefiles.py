@@ -1,4 +1,4 @@
-"""Files of tables: found, read, parsed, and refused with a remedy where that cannot be done."""
+"""Files of data: found or downloaded, read, parsed, and refused with a remedy where that cannot be done."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ogradient.extras import need
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +32,18 @@ def locate(root: Path, subfolder: str, names: Sequence[str], remedy: str) -> Pat
         if path.is_file():
             return path
     raise FileNotFoundError(f"{names[0]} is missing; looked for {', '.join(map(str, paths))}. {remedy}")
+
+
+def download(url: str, sha256: str, name: str, progress: bool, remedy: str) -> Path:
+    """A file from the network, kept in the user's cache under a name."""
+    pooch = need("pooch", "the datasets need", "experiments")
+    try:
+        cache = pooch.os_cache("ogradient")
+        return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=cache, progressbar=progress))
+    except (OSError, ValueError) as error:
+        # OSError: no network, or no cache that can be written. ValueError: a wrong checksum.
+        reason = str(error) if isinstance(error, ValueError) else error.strerror or type(error).__name__
+        raise OSError(f"{url} could not be downloaded ({reason}). {remedy}") from None
 
 
 def read(path: Path) -> tuple[bytes, str]:

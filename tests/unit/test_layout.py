@@ -22,7 +22,7 @@ ORDER = [
     {"warmup", "diagnostics"},
     {"run"},
     {"plots", "problems", "tablefiles", "evaluation"},
-    {"classes"},
+    {"classes", "images"},
     {"datasets"},
     {"experiments"},
     {"cli"},

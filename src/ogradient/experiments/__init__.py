@@ -35,6 +35,7 @@ _HELP = {
     "moment": "Constraining every draw against constraining their mean, on Adult.",
     "loan": "Logistic regression on Lending Club under two logic rules, along training.",
     "tradeoff": "Accuracy against fairness on Adult, for several levels of the constraint.",
+    "images": "Bayesian networks on images at a level of the loss: errors, calibration, images from elsewhere.",
     "reference": "O-Langevin against exact draws: posterior means of constrained logistic regressions on both tables.",
 }
 EXPERIMENTS = {name: Experiment(f"ogradient.experiments.{name}", text) for name, text in _HELP.items()}

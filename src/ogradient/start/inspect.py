@@ -294,6 +294,7 @@ def _warn_capped(value: np.ndarray, settings: dict[str, Any]) -> None:
     if "alpha" not in settings:
         return
     eta, alpha, beta = _first_step_size(settings), settings["alpha"], settings["beta"]
+    eta = eta / 2 if "friction" in settings else eta  # which pulls twice in a step
     largest = float(np.max((1.0 if alpha is None else alpha * eta) * np.abs(value) ** beta))
     if largest > 1 + 1e-6:
         enough = (1 / eta if alpha is None else alpha) / largest

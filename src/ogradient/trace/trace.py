@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +167,23 @@ class Trace:
             values = over(jax.tree.map(lambda leaf, some=some: leaf[some], self.position), arguments)
             parts.append(jax.tree.map(np.asarray, values))
         return jax.tree.map(lambda *leaf: np.concatenate(leaf).reshape(shape + leaf[0].shape[1:]), *parts)
+
+    def last(self, count: int) -> Trace:
+        """The last `count` draws alone. Those before count as warm-up, so that the run can go on from it to the same bits.
+
+        What a long run of large positions needs to be kept: `trace = og.sample(..., resume=trace.last(1))`.
+        """
+        if not 1 <= count <= self.num_draws:
+            raise ValueError(f"count must lie between 1 and the {self.num_draws} draws of the trace; got {count!r}.")
+        dropped = self.num_draws - count
+        cut = lambda leaf: leaf[:, dropped:]
+        past = self.provenance["num_warmup"] + dropped * self.provenance["thinning"]
+        return replace(
+            self,
+            position=jax.tree.map(cut, self.position),
+            sample_stats={name: cut(values) for name, values in self.sample_stats.items()},
+            provenance=self.provenance | {"num_warmup": past},
+        )
 
     def to_datatree(self) -> xr.DataTree:
         """An `xarray.DataTree` in ArviZ's schema: groups posterior and sample_stats, provenance in the attributes."""

@@ -100,8 +100,9 @@ def tune_o_langevin(
             )
     if eta > smallest:
         return NearTuning(eta, sum(off for off, _ in seen) / len(seen), _spread([points for _, points in seen], length))
+    shown = math.sqrt(2 * smallest) if isinstance(kernel, OKinetic) else smallest
     warn(
-        f"no step size down to {smallest:.1e} keeps a step near the constraint set"
+        f"no step size down to {shown:.1e} keeps a step near the constraint set"
         + ("" if tolerance is None else f" and mean |g| at {tolerance:.3g}")
         + "; the smallest is used. The constraint may be unattainable or have a vanishing gradient, the log density may be "
         "unbounded, or the tolerance may be finer than this precision."

@@ -1,0 +1,109 @@
+"""What networks on images are worth: their records, the table, reliability diagrams and how sure they are of strange images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+
+from ogradient.classes import evaluate_classes, reliability, softmax
+from ogradient.experiments.networks import Network, averages_over
+from ogradient.experiments.training import digits as shortened
+from ogradient.images import ImageDataset
+from ogradient.plots import COLOURS, new_figure
+from ogradient.problem.functions import Position
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAPER = {  # its table of CIFAR-10: test error, calibration error, AUROC, in percent
+    "sgld": (15.00, 2.21, 89.41),
+    "tempered_sgld": (4.73, 0.83, 97.63),
+    "o_langevin": (4.46, 0.87, 98.68),
+    "svgd": (6.11, 0.93, 93.55),
+    "o_svgd": (4.92, 0.77, 94.69),
+}
+AVERAGED = 10_000  # training images over which the averages of batch normalisation are taken
+TOGETHER = 500  # images whose predictions are computed together
+BINS = 15
+
+
+def judge(dataset: ImageDataset, network: Network, networks: Position) -> dict[str, Any]:
+    """What networks are worth, each and together, on the test images and against those from outside."""
+    known = dataset.train.image[: min(AVERAGED, len(dataset.train))]
+    batch = min(TOGETHER, len(known))
+
+    @jax.jit
+    def predict(p: Position, known: Array, images: Array) -> Array:
+        averages = averages_over(network, p, known, batch)
+        return lax.map(lambda image: network.logits(p, image[None], averages)[0], images, batch_size=TOGETHER)
+
+    assert dataset.outside is not None
+    count = len(jax.tree.leaves(networks)[0])
+    one = lambda i: jax.tree.map(lambda leaf: leaf[i], networks)
+    logits, strange = (
+        np.stack([np.asarray(predict(one(i), known, part.image)) for i in range(count)])
+        for part in (dataset.test, dataset.outside)
+    )
+    found = evaluate_classes(logits, dataset.test.label, outside=strange, bins=BINS)
+    mean = softmax(logits).mean(axis=0)
+    edges = np.linspace(0, 1, 41)
+    shares = {
+        name: (np.histogram(p.max(axis=1), edges)[0] / len(p)).tolist()
+        for name, p in (("inside", mean), ("outside", softmax(strange).mean(axis=0)))
+    }
+    return {
+        "particles": {name: shortened(values) for name, values in found.per_sample.items()},
+        "average": found.model_average,
+        "reliability": [shortened(part) for part in reliability(mean, dataset.test.label, BINS)],
+        "confidence": shares,
+    }
+
+
+def row(name: str, record: Mapping[str, Any], *, paper: bool) -> dict[str, Any]:
+    """One line of the table, in percent: the average of all particles, and the range of single ones."""
+    average, single = record["average"], {k: 100 * np.asarray(v) for k, v in record["particles"].items()}
+    spread = lambda values: f"{values.min():.2f}–{values.max():.2f}"
+    line = {
+        "sampler": name,
+        "error": 100 * (1 - average["accuracy"]),
+        "ECE": 100 * average["calibration_error"],
+        "AUROC": 100 * average["auroc_probability"],
+        "by entropy": 100 * average["auroc_entropy"],
+        "by logit": 100 * average["auroc_logit"],
+        "NLL": -average["log_likelihood"],
+        "Brier": average["brier"],
+        "single: error": spread(100 - single["accuracy"]),
+        "single: AUROC": spread(single["auroc_probability"]),
+        "images/s": record["images per second"],
+    }
+    if paper:
+        line["paper: error, ECE, AUROC"] = " / ".join(f"{v:.2f}" for v in PAPER[name]) if name in PAPER else "–"
+    return line
+
+
+def draw(records: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Reliability of the model average above, and how sure it is of test images and of strange ones below."""
+    figure, axes = new_figure(2, len(records), width=2.6, height=2.4)
+    for column, (name, record) in enumerate(records.items()):
+        above, below = axes[:, column]
+        confidence, share, count = (np.asarray(part, float) for part in record["reliability"])
+        used = count > 0
+        above.plot([0, 1], [0, 1], color="0.6", linewidth=1)
+        above.bar((np.arange(BINS)[used] + 0.5) / BINS, share[used], width=0.9 / BINS, color=COLOURS[0], alpha=0.35)
+        above.plot(confidence[used], share[used], "o-", color=COLOURS[0], markersize=3, linewidth=1)
+        above.set_title(name, fontsize=9)
+        above.set_xlabel("confidence", fontsize=8)
+        edges = np.linspace(0, 1, len(record["confidence"]["inside"]) + 1)
+        for label, colour in (("inside", COLOURS[0]), ("outside", COLOURS[1])):
+            below.stairs(record["confidence"][label], edges, color=colour, fill=True, alpha=0.4, label=label)
+        below.set_yscale("log")
+        below.set_xlabel("largest probability", fontsize=8)
+        if column == 0:
+            above.set_ylabel("share of right answers", fontsize=8)
+            below.set_ylabel("share of images", fontsize=8)
+            below.legend(fontsize=7, frameon=False)
+    return figure
