@@ -36,6 +36,7 @@ def main():
     cases = {
         "o_svgd, 500 particles, d = 200": (problem, starts(500)[None], og.o_svgd(problem, 0.01), 10),
         "o_langevin, 64 chains, d = 200": (problem, starts(64), og.o_langevin(problem, 1e-3), 300),
+        "o_kinetic, 64 chains, d = 200": (problem, starts(64), og.o_kinetic(problem, 0.04), 300),
         "chmc, 16 chains, d = 200": (problem, starts(16), og.chmc(problem, 0.1, num_integration_steps=3), 60),
         "o_langevin, 5,000 rows": (model, zeros, og.o_langevin(model, 1e-5), 60),
         "chmc, 5,000 rows": (model, zeros, og.chmc(model, 1e-2, num_integration_steps=3), 10),

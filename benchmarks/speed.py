@@ -76,12 +76,18 @@ def cubic():
     """One iteration of 50 chains on the paper's cubic: against og.langevin and mici's constrained Langevin."""
     known = og.problems.cubic()
     starts = known.start_on(jax.random.key(1), 50)
-    ours, plain = (stepper(a, starts) for a in (og.o_langevin(known.problem, 0.01), og.langevin(known.problem, 0.01)))
+    algorithms = {
+        "ours": og.o_langevin(known.problem, 0.01),
+        "kinetic": og.o_kinetic(known.problem, 0.1),
+        "plain": og.langevin(known.problem, 0.01),
+    }
+    timers = {name: stepper(algorithm, starts) for name, algorithm in algorithms.items()}
     mici = mici_langevin(np.asarray(starts, float))
-    best = in_turns(7, ours=lambda: ours(20_000), plain=lambda: plain(20_000), mici=lambda: mici(2))
+    best = in_turns(7, **{name: lambda t=t: t(20_000) for name, t in timers.items()}, mici=lambda: mici(2))
     what = "cubic, 50 chains"
     return [
         row(what, best["ours"], best["plain"], "og.langevin", 2),
+        row(f"O-kinetic, {what}", best["kinetic"], best["plain"], "og.langevin", 7),
         row(what, best["ours"], best["mici"], "mici CLangevin", 2000, speedup=True),
     ]
 
@@ -192,11 +198,16 @@ def transport():
     starts = known.start_off(jax.random.key(1), 1)
     algorithms = {
         "ours": og.o_langevin(known.problem, 0.01, correction="hutchinson"),
+        "kinetic": og.o_kinetic(known.problem, 0.1),
         "plain": og.langevin(known.problem, 0.01),
     }
     timers = {name: stepper(algorithm, starts) for name, algorithm in algorithms.items()}
     best = in_turns(7, **{name: lambda t=t: t(100) for name, t in timers.items()})
-    return [row("transport, d = 100,000", best["ours"], best["plain"], "og.langevin", 2)]
+    what = "transport, d = 100,000"
+    return [
+        row(what, best["ours"], best["plain"], "og.langevin", 2),
+        row(f"O-kinetic, {what}", best["kinetic"], best["plain"], "og.langevin", 2),
+    ]
 
 
 def particles():
@@ -270,17 +281,26 @@ def seconds_of(call):
 
 
 def inequalities():
-    """O-Langevin with 100 linear inequality rows at d = 1,000 against the step with the equality alone."""
+    """O-Langevin and O-kinetic with 100 linear inequality rows at d = 1,000 against the step with the equality alone."""
     d, rows = 1000, 100
     matrix = jnp.asarray(np.random.default_rng(0).normal(size=(rows, d)) / np.sqrt(d), jnp.float32)
     sphere, gaussian = (lambda x: jnp.sum(x**2) - d), (lambda x: -0.5 * jnp.sum(x**2))
     plain = og.Problem(gaussian, equality=sphere)
     bounded = og.Problem(gaussian, equality=sphere, inequality=lambda x: matrix @ x - 1)
     starts = og.land(bounded, jax.random.normal(jax.random.key(0), (16, d))).position
-    ours = stepper(og.o_langevin(bounded, 1e-3, max_active=8), starts)
-    alone = stepper(og.o_langevin(plain, 1e-3), starts)
-    best = in_turns(5, ours=lambda: ours(300), alone=lambda: alone(300))
-    return [row("100 inequalities, max_active=8", best["ours"], best["alone"], "equality alone", 4)]
+    algorithms = {
+        "ours": og.o_langevin(bounded, 1e-3, max_active=8),
+        "alone": og.o_langevin(plain, 1e-3),
+        "kinetic": og.o_kinetic(bounded, 0.045, max_active=8),
+        "kinetic alone": og.o_kinetic(plain, 0.045),
+    }
+    timers = {name: stepper(algorithm, starts) for name, algorithm in algorithms.items()}
+    best = in_turns(5, **{name: lambda t=t: t(300) for name, t in timers.items()})
+    what = "100 inequalities, max_active=8"
+    return [
+        row(what, best["ours"], best["alone"], "equality alone", 4),
+        row(f"O-kinetic, {what}", best["kinetic"], best["kinetic alone"], "equality alone", 6),
+    ]
 
 
 def default():

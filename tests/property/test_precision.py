@@ -79,6 +79,8 @@ KERNELS = {
     "o_langevin-probe": lambda p: og.o_langevin(p, 0.01, correction="hutchinson"),
     "control_langevin": lambda p: og.control_langevin(p, 0.01, alpha=20.0),
     "o_langevin-none": lambda p: og.o_langevin(p, 0.01, correction="none", alpha=20.0, beta=0.5, temperature=2.0),
+    "o_kinetic": lambda p: og.o_kinetic(p, 0.1),
+    "o_kinetic-weak": lambda p: og.o_kinetic(p, 0.1, friction=3.0, alpha=2.0, beta=0.5, temperature=2.0),
     "svgd-rbf": lambda p: og.svgd(p, 0.05),
     "o_svgd-exact": lambda p: og.o_svgd(p, 0.05, correction="exact"),
     "o_svgd-imq": lambda p: og.o_svgd(p, 0.05, correction="hutchinson", rkhs_kernel=og.imq(2.0)),
@@ -98,7 +100,7 @@ LOOPS = [*EXACT, "control_langevin"]
 
 
 # O-SVGD compiles for long; its geometry is O-Langevin's, so one number of constraints each will do.
-ROWS = {"o_svgd-exact": [1], "o_svgd-imq": [2], "svgd-rbf": [1], "langevin": [1]}
+ROWS = {"o_svgd-exact": [1], "o_svgd-imq": [2], "svgd-rbf": [1], "langevin": [1], "o_kinetic-weak": [2]}
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_bad_functions(problem, message):
         run(problem)
 
 
-@pytest.mark.parametrize("name", ["o_langevin"])
+@pytest.mark.parametrize("name", ["o_langevin", "o_kinetic"])
 def test_no_constraint_is_refused_with_the_remedy(name):
     with pytest.raises(ValueError, match=f"{name} needs a constraint .* pass equality"):
         getattr(og, name)(og.Problem(gaussian), 0.1)
@@ -102,6 +102,24 @@ def test_no_constraint_is_refused_with_the_remedy(name):
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         run(og.Problem(gaussian, curve), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_size": 0.0}, "step_size must be one finite, positive number"),
+        ({"friction": 0.0}, "friction must be one finite, positive number"),
+        ({"friction": np.inf}, "friction must be"),
+        ({"friction": "weak"}, "friction must be"),
+        ({"alpha": -1.0}, "alpha must be"),
+        ({"beta": 2.0}, r"beta must lie in \[0, 1\]"),
+        ({"temperature": 0.0}, "temperature must be"),
+        ({"max_pull": 0.0}, "max_pull must be"),
+    ],
+)
+def test_bad_settings_of_o_kinetic(settings, message):
+    with pytest.raises(ValueError, match=message):
+        og.o_kinetic(og.Problem(gaussian, curve), settings.pop("step_size", 0.1), **settings)
 
 
 @pytest.mark.parametrize(

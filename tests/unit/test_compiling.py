@@ -59,6 +59,7 @@ ALGORITHMS = {
     "clangevin": lambda p: og.clangevin(p, 0.2),
     "o_langevin": lambda p: og.o_langevin(p, 0.01),
     "o_langevin, decaying": lambda p: og.o_langevin(p, og.power_decay(0.01)),
+    "o_kinetic": lambda p: og.o_kinetic(p, 0.1),
     "langevin": lambda p: og.langevin(p, 0.01),
     "o_svgd": lambda p: og.o_svgd(p, optimizer=DESCENT),
     "svgd": lambda p: og.svgd(p, 0.1),

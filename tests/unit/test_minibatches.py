@@ -69,9 +69,10 @@ def test_all_rows_for_the_constraint_stay_all_rows_when_there_are_more():
 
 
 @SAME_ROWS
-def test_traces_keep_the_constraint_of_the_batch_that_the_step_saw():
+@pytest.mark.parametrize(("sampler", "step_size"), [(og.o_langevin, 0.001), (og.o_kinetic, 0.04)])
+def test_traces_keep_the_constraint_of_the_batch_that_the_step_saw(sampler, step_size):
     problem = make(batch_size=B)
-    trace = run(problem, og.o_langevin(problem, 0.001), num_samples=3)
+    trace = run(problem, sampler(problem, step_size), num_samples=3)
     look = jax.jit(lambda key, position: problem.view(key).equality_value(position))
     for chain, draw in np.ndindex(3, 3):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), chain), draw)
@@ -86,15 +87,16 @@ def test_a_step_on_minibatches_needs_a_key():
         algorithm.step(None, algorithm.init(STARTS))
 
 
-def test_a_constraint_that_is_nan_on_a_batch_is_not_ok():
+@pytest.mark.parametrize(("sampler", "step_size"), [(og.o_langevin, 1e-4), (og.o_kinetic, 0.014)])
+def test_a_constraint_that_is_nan_on_a_batch_is_not_ok(sampler, step_size):
     """A mean over the rows that a rule touches is NaN where a batch has none of them."""
     rule = jnp.zeros(N).at[0].set(1.0)
     mean = lambda w, batch: jnp.sum(batch[2] * (batch[0] @ w) ** 2) / jnp.sum(batch[2]) - 1e6
     model = (prior, lambda w, batch: likelihood(w, batch[:2]), (X, Y, rule))
     for kind in ("equality", "inequality"):
         problem = og.posterior(*model, batch_size=B, constraint_batch_size=B, **{kind: mean})
-        step = jax.jit(og.o_langevin(problem, 1e-4).step)
-        state = og.o_langevin(problem, 1e-4).init(W)
+        algorithm = sampler(problem, step_size)
+        step, state = jax.jit(algorithm.step), algorithm.init(W)
         keys = jax.random.split(jax.random.key(0), 20)
         none = [not bool(jnp.isfinite(problem.view(key).constraint_value(W)[kind][0])) for key in keys]
         found = [int(step(key, state)[1].status) == og.Status.NON_FINITE for key in keys]

@@ -48,7 +48,7 @@ def test_digits_that_log_density_does_not_have_are_said():
         (lambda x: jnp.stack([circle(x), x[0] - x[1], x[2]]), 1.0, "the set is of dimension zero, single points"),
     ],
 )
-@pytest.mark.parametrize("algorithm", [None, "o_langevin"])
+@pytest.mark.parametrize("algorithm", [None, "o_langevin", "o_kinetic"])
 def test_sets_that_are_not_there_are_refused(equality, scale, message, algorithm):
     problem = og.Problem(lambda x: 0.0, equality)
     starts = scale * jax.random.normal(jax.random.key(0), (8, 3)) + (1e6 if "resolved" in message else 0)

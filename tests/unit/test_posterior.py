@@ -15,6 +15,7 @@ import ogradient as og
 ON_ALL_ROWS = {
     "langevin": lambda problem: og.langevin(problem, 0.003),
     "o_langevin": lambda problem: og.o_langevin(problem, 0.003),
+    "o_kinetic": lambda problem: og.o_kinetic(problem, 0.08),
     "chmc": lambda problem: og.chmc(problem, 0.1, num_integration_steps=3),
 }
 
@@ -249,7 +250,7 @@ def test_exact_samplers_refuse_minibatches_with_the_remedy(name, kind):
         og.SAMPLERS[name](KINDS[kind](), 0.1)
 
 
-@pytest.mark.parametrize("name", [None, "chmc", "clangevin", "o_langevin"])
+@pytest.mark.parametrize("name", [None, "chmc", "clangevin", "o_langevin", "o_kinetic"])
 def test_tuning_refuses_minibatches_with_the_remedy(name):
     with pytest.raises(
         ValueError,

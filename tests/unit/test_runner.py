@@ -242,7 +242,7 @@ def test_an_algorithm_of_another_problem_is_refused():
         og.sample(0, other, STARTS, algorithm=ALGORITHM)
 
 
-@pytest.mark.parametrize("name", ["o_langevin", "langevin", "o_svgd"])
+@pytest.mark.parametrize("name", ["o_langevin", "o_kinetic", "langevin", "o_svgd"])
 def test_leaving_the_support_is_noticed(name):
     """Log π = −∞ for x < 0, with a gradient that stays finite there."""
     problem = og.Problem(lambda x: jnp.where(x[0] > 0, -x[0], -jnp.inf), equality=lambda x: x[1] - 1)
@@ -255,31 +255,38 @@ def test_leaving_the_support_is_noticed(name):
 
 @pytest.mark.parametrize("scale", [1e-2, 1e2])
 def test_the_step_size_follows_the_scale_of_the_problem(scale):
-    """X → s·x turns η into s²η; rewriting g changes nothing. Powers of two, so within a factor of 4."""
+    """X → s·x turns η into s²η, h into s·h and the friction into γ/s; rewriting g changes nothing. Powers of two, so within 4."""
     problem = og.Problem(
         lambda x: 0.8 * x[0] / scale, equality=lambda x: 100 * ((x[0] / scale) ** 2 / 9 + (x[1] / scale) ** 2 - 1)
     )
-    from ogradient.warmup.near import tune_o_langevin
+    from ogradient.warmup.near import tune_o_kinetic, tune_o_langevin
 
-    eta = tune_o_langevin(
-        jax.random.key(0), problem, scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]])
-    ).step_size
+    starts = scale * jnp.array([[3.0, 1.0], [1.0, -2.0], [-4.0, 0.5]])
+    eta = tune_o_langevin(jax.random.key(0), problem, starts).step_size
     assert 2**-11 <= eta / scale**2 <= 2**-6
+    h, friction, _ = tune_o_kinetic(jax.random.key(0), problem, starts)
+    assert 2**-4 <= h / scale <= 2**-1
+    assert 0.5 <= friction * scale <= 2  # 1.1, 1 over the standard deviation of x
 
 
-@pytest.mark.parametrize("tolerance", [1e-3, pytest.param(1e-4, marks=pytest.mark.slow)])
-def test_a_tolerance_on_g_decides_the_step_size_of_o_langevin(tolerance, capsys):
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("o_langevin", 1e-3), pytest.param("o_langevin", 1e-4, marks=pytest.mark.slow), ("o_kinetic", 1e-5)],
+)
+def test_a_tolerance_on_g_decides_the_step_size(name, tolerance, capsys):
     known = og.problems.ellipse()
     starts = known.start_off(jax.random.key(0), 16)
     keep = {"num_samples": 400, "progress": True}
-    trace = og.sample(0, known.problem, starts, algorithm="o_langevin", tolerance=tolerance, **keep)
-    settings = trace.provenance["settings"]
-    assert trace.provenance["algorithm"] == "o_langevin"
-    assert settings["alpha"] * settings["step_size"] == pytest.approx(1)
-    assert f"step_size={settings['step_size']:.3g}, alpha={settings['alpha']:.3g}, beta=0" in capsys.readouterr().err
+    trace = og.sample(0, known.problem, starts, algorithm=name, tolerance=tolerance, **keep)
+    settings, shown = trace.provenance["settings"], capsys.readouterr().err
+    assert trace.provenance["algorithm"] == name
+    assert f"step_size={settings['step_size']:.3g}, " in shown
+    if name == "o_langevin":
+        assert settings["alpha"] * settings["step_size"] == pytest.approx(1)
+        assert f"alpha={settings['alpha']:.3g}, beta=0" in shown
     mean = np.abs(trace.sample_stats["equality"]).mean()
     assert tolerance / 4 < mean <= 1.1 * tolerance  # powers of two; the chains see more of the set than the warm-up did
-    resumed = og.sample(0, known.problem, resume=trace, algorithm="o_langevin", num_samples=2, progress=False)
+    resumed = og.sample(0, known.problem, resume=trace, algorithm=name, num_samples=2, progress=False)
     assert resumed.num_draws == 402
 
 
