@@ -62,6 +62,51 @@ def test_a_velocity_that_is_not_mirrored_is_seen(monkeypatch):
     run_case(CASES["interval"])
 
 
+BOUND = 0.1
+PULLED = {
+    "o_langevin": lambda problem: og.o_langevin(problem, 0.01, temperature=1e-12, max_pull=BOUND),
+    "o_kinetic": lambda problem: og.o_kinetic(problem, 0.01, temperature=1e-12, max_pull=BOUND),
+    "o_svgd": lambda problem: og.o_svgd(problem, 0.01, max_pull=BOUND),
+}
+
+
+@pytest.mark.parametrize("name", PULLED)
+def test_no_sampler_goes_farther_across_the_set_than_its_bound(name):
+    """From far off: a step moves by η Σ λ_k∇g_k at most, |λ_k| ≤ max_pull, where it would go all the way without a bound."""
+    problem = og.Problem(lambda x: 0.0 * jnp.sum(x), equality=lambda x: jnp.sum(x**2) - 1)
+    algorithm, starts = PULLED[name](problem), jnp.array([[3.0, 4.0], [-4.0, 3.0]])
+    start = starts if algorithm.step.kernel.ensemble else starts[0]
+    state, _ = jax.jit(algorithm.step)(jax.random.key(0), algorithm.init(start))
+    moved = np.linalg.norm(np.asarray(state.position - start), axis=-1)
+    np.testing.assert_allclose(moved, 0.01 * BOUND * 10, rtol=0.02)  # |∇g| = 10
+
+
+def test_particles_add_up_their_moves(x64):
+    """Steps v ← μv + Δ, x ← x + v with the Δ of particles without memory at the same place; where they rest is the same."""
+    known = og.problems.ellipse()
+    plain, moving = og.o_svgd(known.problem, 0.05), og.o_svgd(known.problem, 0.05, momentum=0.6)
+    key, x = jax.random.key(0), known.start_off(jax.random.key(1), 12)
+    state, velocity = moving.init(x), jnp.zeros_like(x)
+    for _ in range(4):
+        delta = (
+            plain.step(key, plain.init(state.position)._replace(bandwidth=state.bandwidth))[0].position - state.position
+        )
+        velocity, expected = 0.6 * velocity + delta, state.position + 0.6 * velocity + delta
+        state, _ = moving.step(key, state)
+        np.testing.assert_allclose(state.position, expected, atol=1e-9)
+
+
+def test_particles_with_memory_are_mirrored_at_a_wall(x64):
+    """A particle that meets the wall keeps its speed and turns round."""
+    problem = og.Problem(lambda x: 0.0 * jnp.sum(x), inequality=lambda x: x[:1] - 1)
+    algorithm = og.o_svgd(problem, 0.01, momentum=0.9)
+    state = algorithm.init(jnp.array([[0.9, 0.0], [-3.0, 0.0]]))._replace(velocity=jnp.array([[0.5, 0.2], [0.0, 0.0]]))
+    state, _ = algorithm.step(jax.random.key(0), state)
+    moved = 0.9 * np.array([0.5, 0.2])
+    np.testing.assert_allclose(state.velocity[0], moved * [-1, 1], atol=0.02)
+    np.testing.assert_allclose(state.position[0], [2 - 0.9 - moved[0], moved[1]], atol=0.02)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_the_variance_on_a_line_is_what_the_recursion_says(momentum):
     """A chain x ← x + μΔ − ηλx + √(2(1−μ)ηT)ξ has variance T/λ/(1 − ηλ/2(1+μ)), at any step size."""

@@ -71,6 +71,43 @@ def test_where_h_is_not_a_number_is_outside(x64):
     assert left
 
 
+def test_the_wall_is_where_the_move_crossed_it_and_not_where_it_ended(x64):
+    """Beyond it a steep h is flat, and says nothing of how far outside a move is."""
+    steep = lambda x: jnp.tanh(5 * (x[:1] - 1))
+    end, _ = turned(steep, [0.95], [1.3])
+    assert abs(end[0] - 0.7) < 0.02
+    straight, _ = turned(lambda x: x[:1] - 1, [0.95], [1.3])
+    np.testing.assert_allclose(straight, [0.7], atol=1e-12)
+
+
+def no_gradient(x):
+    """0, with a gradient that is not a number."""
+    return -jnp.linalg.norm(0 * x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: og.o_langevin(p, 0.05),
+        lambda p: og.o_langevin(p, 0.05, momentum=0.5),
+        lambda p: og.o_kinetic(p, 0.05),
+        lambda p: og.o_svgd(p, 0.05),
+        lambda p: og.o_svgd(p, 0.05, momentum=0.5),
+    ],
+    ids=["o_langevin", "o_langevin, momentum", "o_kinetic", "o_svgd", "o_svgd, momentum"],
+)
+def test_a_move_that_is_not_a_number_is_no_reflection(make):
+    """It is said, and nothing of it stays: what comes next begins at the last good place, with finite numbers."""
+    problem = og.Problem(no_gradient, inequality=lambda x: jnp.sum(x**2) - 9)
+    algorithm = make(problem)
+    position = jnp.linspace(0.2, 1, 8).reshape(4, 2)
+    position = position if algorithm.step.kernel.ensemble else position[0]
+    state, info = jax.jit(algorithm.step)(jax.random.key(0), algorithm.init(position))
+    assert info.status == og.Status.NON_FINITE
+    np.testing.assert_array_equal(state.position, position)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state))
+
+
 def test_rows_given_twice_change_nothing(x64):
     once = turned(lambda x: x[:1] - 1, [0.9, 0.3], [1.1, 0.7])[0]
     twice = turned(lambda x: jnp.stack([x[0] - 1, 2 * x[0] - 2]), [0.9, 0.3], [1.1, 0.7])[0]

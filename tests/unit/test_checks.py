@@ -82,7 +82,7 @@ def test_no_constraint_is_refused_with_the_remedy(name):
         getattr(og, name)(og.Problem(gaussian), 0.1)
     with pytest.raises(ValueError, match=f"{name} needs a constraint .* leave out the name"):
         og.sample(0, og.Problem(gaussian), STARTS, algorithm=name)
-    with pytest.raises(ValueError, match="max_active must be at least 1"):
+    with pytest.raises(ValueError, match="max_active must be a whole number of at least 1"):
         getattr(og, name)(og.Problem(gaussian, curve), 0.1, max_active=0)
 
 
@@ -115,11 +115,41 @@ def test_bad_settings(settings, message):
         ({"beta": 2.0}, r"beta must lie in \[0, 1\]"),
         ({"temperature": 0.0}, "temperature must be"),
         ({"max_pull": 0.0}, "max_pull must be"),
+        ({"max_active": 1.5}, "max_active must be a whole number"),
     ],
 )
 def test_bad_settings_of_o_kinetic(settings, message):
     with pytest.raises(ValueError, match=message):
         og.o_kinetic(og.Problem(gaussian, curve), settings.pop("step_size", 0.1), **settings)
+
+
+@pytest.mark.parametrize("momentum", [None, "x", 1.0, -0.1, np.nan, np.array([0.1, 0.2])])
+def test_what_is_no_share_of_a_move_is_refused(momentum):
+    for make in (og.langevin, og.o_langevin, og.o_svgd):
+        with pytest.raises(ValueError, match=r"momentum is the share of a move that the next one keeps, in \[0, 1\)"):
+            make(og.Problem(gaussian, curve), 0.1, momentum=momentum)
+
+
+def test_a_bound_per_time_needs_a_time():
+    for name in ("alpha", "max_pull"):
+        with pytest.raises(ValueError, match=f"{name} means {name} \\* step_size per step"):
+            og.o_svgd(og.Problem(gaussian, curve), optimizer=optax.adam(0.1), **{name: 1.0})
+
+
+@pytest.mark.parametrize("make", [og.langevin, og.o_langevin, og.o_kinetic])
+def test_a_temperature_is_not_for_the_jacobian_of_a_support(make):
+    problem = og.Problem(lambda x: -x[0] - x[1] ** 2, equality=lambda x: x[1] - 1, support=og.positive)
+    with pytest.raises(ValueError, match="temperature=2.0 with support= would temper the Jacobian"):
+        make(problem, 0.1, temperature=2.0)
+    make(problem, 0.1, temperature=1.0)
+
+
+def test_a_schedule_may_end_at_nothing():
+    problem = og.Problem(gaussian, curve)
+    algorithm = og.o_kinetic(problem, optax.cosine_decay_schedule(0.05, 5))
+    trace = og.sample(0, problem, STARTS, algorithm=algorithm, num_warmup=0, num_samples=20, progress=False)
+    assert trace.problems() == {}
+    np.testing.assert_array_equal(trace["x"][:, 6:], np.repeat(trace["x"][:, 5:6], 14, axis=1))
 
 
 @pytest.mark.parametrize(

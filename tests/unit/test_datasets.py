@@ -350,8 +350,16 @@ def test_whereabouts_without_a_folder(tmp_path, monkeypatch):
     for name in ADULT_SHA256:
         (tmp_path / name).touch()
     assert whereabouts("adult") == f"found, {tmp_path / 'adult.data'}, {tmp_path / 'adult.test'}"
+    assert (
+        whereabouts("cifar10")
+        == whereabouts("svhn")
+        == f"not found; it is downloaded into {tmp_path} when it is first needed"
+    )
+    (tmp_path / "cifar-10-binary.tar.gz").touch()
+    assert whereabouts("cifar10") == f"found, {tmp_path / 'cifar-10-binary.tar.gz'}"
     monkeypatch.setitem(sys.modules, "pooch", None)
     assert "pip install" in whereabouts("adult")
+    assert whereabouts("digits") == "comes with scikit-learn"
 
 
 @pytest.mark.parametrize(("file", "part"), [("adult.data", "training"), ("adult.test", "test")])

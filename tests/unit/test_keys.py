@@ -20,6 +20,10 @@ ALGORITHMS = {
     "o_kinetic": og.o_kinetic(PROBLEM, SCHEDULE),
     "chmc": og.chmc(PROBLEM, 0.1, num_integration_steps=2),
     "o_svgd": og.o_svgd(PROBLEM, 0.01),
+    # Their states have the last move as well.
+    "langevin, momentum": og.langevin(PROBLEM, 1e-4, momentum=0.5),
+    "o_langevin, momentum": og.o_langevin(PROBLEM, SCHEDULE, momentum=0.5),
+    "o_svgd, momentum": og.o_svgd(PROBLEM, 0.01, momentum=0.5),
 }
 
 
@@ -97,7 +101,7 @@ def expected(algorithm, trace, step, draws):
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("step", [2**31, 2**32, 5 * 2**32], ids=["2**31", "2**32", "5*2**32"])
 def test_steps_past_what_32_bits_count(name, step):
-    algorithm, starts = ALGORITHMS[name], STARTS[None] if name == "o_svgd" else STARTS
+    algorithm, starts = ALGORITHMS[name], STARTS[None] if name.startswith("o_svgd") else STARTS
     first = og.sample(0, PROBLEM, starts, algorithm=algorithm, num_warmup=0, num_samples=2, progress=False)
     begin = late(first, step - 5)
     trace = og.sample(0, PROBLEM, algorithm=algorithm, num_samples=12, resume=begin, chunk_size=7, progress=False)
@@ -137,7 +141,7 @@ def test_the_warm_up_and_the_thinning_may_be_longer_than_32_bits_count():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_count_that_schedules_look_at_never_turns_negative(name):
-    algorithm, starts = ALGORITHMS[name], STARTS[None] if name == "o_svgd" else STARTS
+    algorithm, starts = ALGORITHMS[name], STARTS[None] if name.startswith("o_svgd") else STARTS
     first = og.sample(0, PROBLEM, starts, algorithm=algorithm, num_warmup=0, num_samples=2, progress=False)
     count = jnp.full_like(jnp.asarray(first.state.iteration), 2**31 - 3)
     begin = dataclasses.replace(late(first, 2**31 - 3), state=first.state._replace(iteration=count))

@@ -105,3 +105,13 @@ def test_rows_that_ask_for_too_much_depth_do_not_pass_for_noise(dtype, request):
     assert not np.any(landed.status)
     assert jnp.max(jnp.abs(jnp.sum(landed.position, axis=1) - 1)) < 100 * jnp.finfo(dtype).eps
     assert jnp.min(landed.position) >= 0
+
+
+def test_a_bounded_g_that_no_step_makes_smaller_is_no_landing():
+    """Where it saturates the line search fails, and g differs from its linear prediction as roundings do."""
+    rows = jax.random.normal(jax.random.key(1), (40, 6))
+    g = lambda x: jnp.stack([jnp.mean(jnp.tanh(rows[20 * k : 20 * k + 20] @ x + 1 - 2 * k) ** 2) - 0.6 for k in (0, 1)])
+    landing = og.land(og.Problem(lambda x: -0.5 * jnp.sum(x**2), g), jax.random.normal(jax.random.key(0), (2000, 6)))
+    landed = np.asarray(landing.status == og.Status.OK)
+    assert landed.mean() > 0.9
+    assert np.abs(jax.vmap(g)(landing.position))[landed].max() < 1e-5

@@ -18,7 +18,7 @@ from ogradient.warmup.lengths import (
     moving,
     steps_for,
 )
-from ogradient.warmup.metric import judged
+from ogradient.warmup.metric import determined, judged
 from ogradient.warmup.stages import Stage
 
 
@@ -72,7 +72,20 @@ def test_roundings_of_a_fixed_coordinate_are_not_its_motion():
     scales = np.r_[np.ones(draws.shape[2]), np.full(draws.shape[2], 1e-10)]
     assert np.ptp(both[..., -1]) > 0
     assert efficiency(judged(scales, both)) < 0.5 * efficiency(draws)
-    assert efficiency(judged(scales, moving(both))) > 0.9 * efficiency(draws)
+    fixed = lambda: np.arange(both.shape[2]) == both.shape[2] - 1
+    assert efficiency(judged(scales, moving(both, fixed))) > 0.9 * efficiency(draws)
+    # One that is free is seen, far from 0 as it may be.
+    slow = (1e5 + autoregression(0.99)[..., :1]).astype(np.float32)
+    free = lambda: np.zeros(1, bool)
+    assert efficiency(judged(np.ones(1), moving(slow, free))) < 0.05
+
+
+def test_fixed_coordinates_are_those_of_the_constraint():
+    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), lambda x: jnp.stack([x[0] - 5, x[1] * x[2] - 1]))
+    positions = jnp.stack([jnp.array([5.0, t, 1 / t, 1e5]) for t in (0.5, 1.0, 2.0)])
+    np.testing.assert_array_equal(determined(problem, positions), [True, False, False, False])
+    free = og.Problem(lambda x: -0.5 * jnp.sum(x**2))
+    assert not determined(free, positions).any()
 
 
 def taken(efficiencies, best):

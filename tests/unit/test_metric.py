@@ -145,6 +145,23 @@ def test_draws_without_forces_have_directions_too(x64):
     flat = og.Problem(lambda x: 0.0 * jnp.sum(x), lambda x: jnp.sum(x))
     columns = with_directions(flat, jnp.asarray(x[-1]), x, np.var(x, axis=(0, 1)))
     assert np.abs(directions[:, :2].T @ columns[:, 1:] / np.linalg.norm(columns[:, 1:], axis=0).clip(1e-9)).max() > 0.9
+    root = mass_root(mass_parameters(columns), jnp.zeros(230))
+    metric = np.asarray(spread(root, gather(root, jnp.eye(230))))
+    np.testing.assert_allclose(np.sum(directions * (metric @ directions), axis=0)[:2], [100, 50], rtol=0.5)
+
+
+@pytest.mark.parametrize("number", [16, 20])
+def test_many_wide_directions_do_not_pass_for_what_is_usual(number, x64):
+    rng = np.random.default_rng(0)
+    directions = np.linalg.qr(rng.normal(size=(230, number)))[0]
+    x = rng.normal(size=(100, 16, 230))
+    x = x + 9 * (x @ directions) @ directions.T
+    columns = with_directions(og.Problem(lambda x: 0.0 * jnp.sum(x)), jnp.asarray(x[-1]), x, np.var(x, axis=(0, 1)))
+    root = mass_root(mass_parameters(columns), jnp.zeros(230))
+    metric = np.asarray(spread(root, gather(root, jnp.eye(230))))
+    law = np.eye(230) + 99 * directions @ directions.T
+    whitened = np.linalg.eigvals(np.linalg.solve(metric, law)).real
+    assert whitened.max() / whitened.min() < 15 < 0.5 * np.linalg.cond(law / np.diag(law)[:, None])
 
 
 def test_a_root_of_low_rank(x64):

@@ -178,7 +178,7 @@ def one_at_a_time(monkeypatch, draw):
     monkeypatch.setattr("ogradient.mapping.LARGE_BATCH", 0)
     jax.clear_caches()  # nothing compiled before may answer
     problem = make(batch_size=B)
-    assert chains_together(problem) == 1
+    assert chains_together(problem, STARTS) == 1
     yield draw(problem)
 
 
@@ -199,9 +199,10 @@ def test_particles_one_at_a_time_move_as_together(sampler, monkeypatch):
 
 def test_what_counts_as_large_is_the_batch_and_not_the_data():
     rows = jnp.zeros((4000, 100)), jnp.zeros(4000)
-    assert chains_together(make(data=rows)) == 1
-    assert chains_together(make(data=rows, batch_size=10)) is None
-    assert chains_together(og.Problem(prior)) is None
+    assert chains_together(make(data=rows), STARTS) == 1
+    assert chains_together(make(data=rows, batch_size=10), STARTS) is None
+    assert chains_together(og.Problem(prior), STARTS) is None
+    assert chains_together(og.Problem(prior), jnp.zeros((2, 2**20))) == 1
 
 
 # Schedules

@@ -111,7 +111,7 @@ def test_reversibility_is_judged_in_units_of_the_move(x64):
         starts = size * (np.stack([3 * np.cos(angle), np.sin(angle)], axis=1) + centre)
         algorithm = og.chmc(problem, 2.0 * size, num_integration_steps=2)
         trace = og.sample(0, problem, starts, algorithm=algorithm, num_warmup=0, num_samples=1, progress=False)
-        assert og.Status.NOT_REVERSIBLE in trace.problems()
+        assert 0.1 < trace.sample_stats["is_accepted"].mean() < 0.9
         ends.append(trace["x"][:, 0] / size - centre)
     np.testing.assert_allclose(ends[1], ends[0], atol=1e-9)
     np.testing.assert_allclose(ends[2], ends[0], atol=1e-6)
@@ -208,6 +208,25 @@ def test_what_a_leaping_solver_reaches_is_on_the_set(projection):
     assert 100 < np.sum(~np.asarray(reached)) < 0.9 * reached.size
 
 
+@pytest.mark.parametrize("projection", SOLVERS)
+def test_a_bounded_g_is_not_0_far_out(projection):
+    """A solver that runs away gets to where any g is within the roundings of numbers so large; one beside the set may leap."""
+    rows = jax.random.normal(jax.random.key(1), (2, 20, 6))
+    bounded = lambda u: u**2 / (1 + u**2)
+    g = lambda x: jnp.stack(
+        [jnp.mean(bounded(part @ x + shift)) - 0.6 for part, shift in zip(rows, (1, -1), strict=True)]
+    )
+    problem = og.Problem(lambda x: -0.5 * jnp.sum(x**2), g)
+    landing = og.land(problem, jax.random.normal(jax.random.key(0), (8000, 6)))
+    origins = landing.position[np.asarray(landing.status == og.Status.OK)]
+    proposals = origins + 0.3 * jax.random.normal(jax.random.key(2), origins.shape)
+    reach_all = jax.jit(jax.vmap(lambda origin, x: reach_from(g, origin, x, projection)))
+    ends, _, reached, *_ = reach_all(origins, proposals)
+    off = jnp.max(jnp.abs(jax.vmap(g)(ends)), axis=1)
+    assert jnp.max(jnp.where(reached, off, 0.0)) < 1e-5
+    assert 0.5 < jnp.mean(reached) < 0.99
+
+
 @pytest.mark.parametrize("projection", ["broyden", "chord", pytest.param("newton", marks=pytest.mark.slow)])
 def test_an_iteration_with_a_wrong_jacobian_is_not_taken_for_rounding(projection):
     """Moves half as long as the set is wide: beside the set |g| goes up and down, at hundreds of roundings."""
@@ -223,17 +242,32 @@ def test_an_iteration_with_a_wrong_jacobian_is_not_taken_for_rounding(projection
     assert jnp.mean(reached) > 0.05
 
 
-@pytest.mark.parametrize("projection", ["broyden", "newton"])
-def test_roundings_that_look_straight_once_do_not_stop_it(projection):
-    """Three rows, averages of numbers of size 30 that cancel: |g| has roundings of its own, in steps of one of them."""
-    rows, group = (jax.random.normal(jax.random.key(i), (2000, n)) for i, n in ((0, 10), (1, 3)))
-    g = lambda w: jnp.mean(30 + 2 * jnp.tanh(rows @ w)[:, None] * jnp.tanh(group), axis=0) - 30
-    problem = og.Problem(lambda w: -0.5 * jnp.sum(w**2), equality=g)
-    origins = og.land(problem, 0.5 * jax.random.normal(jax.random.key(2), (600, 10))).position
-    proposals = origins + 0.3 * jax.random.normal(jax.random.key(3), origins.shape)
-    ends, _, reached, *_ = jax.jit(jax.vmap(lambda origin, x: reach_from(g, origin, x, projection)))(origins, proposals)
-    assert jnp.mean(reached) > 0.98
-    assert jnp.max(jnp.where(reached[:, None], jnp.abs(jax.vmap(g)(ends)), 0.0)) < 1e-4
+@pytest.mark.parametrize("projection", SOLVERS)
+def test_roundings_of_g_as_large_as_a_small_part_of_the_move_do_not_stop_it(projection, x64):
+    """Three rows, averages of numbers of size 30 that cancel: |g| has roundings of its own, in steps of one of them.
+
+    They are from a tenth to more than all of √eps of the move, look straight by chance, and leave g at 0 nowhere on some
+    machines. As many moves arrive as in double precision.
+    """
+    rows, group = (
+        np.asarray(jax.random.normal(jax.random.key(i), (2000, n), np.float32)) for i, n in ((0, 10), (1, 3))
+    )
+    moves = [np.asarray(jax.random.normal(jax.random.key(i), (600, 10), np.float32)) for i in (2, 3)]
+    arrived, off = {}, {}
+    for dtype in ("float32", "float64"):
+        g = lambda w, d=dtype: (
+            jnp.mean(30 + 2 * jnp.tanh(rows.astype(d) @ w)[:, None] * jnp.tanh(group.astype(d)), axis=0) - 30
+        )
+        problem = og.Problem(lambda w: -0.5 * jnp.sum(w**2), equality=g)
+        origins = og.land(problem, 0.5 * moves[0].astype(dtype)).position
+        project = jax.jit(jax.vmap(lambda origin, x, g=g: reach_from(g, origin, x, projection)))
+        ends, _, reached, *_ = project(origins, origins + 0.1 * moves[1].astype(dtype))
+        arrived[dtype] = np.mean(reached)
+        off[dtype] = np.max(np.where(reached[:, None], np.abs(jax.vmap(g)(ends)), 0.0))
+    assert arrived["float64"] > 0.9
+    assert arrived["float32"] > arrived["float64"] - 0.03
+    assert off["float32"] < 1e-4
+    assert off["float64"] < 1e-12
 
 
 def test_rows_that_share_coordinates_share_what_is_left_of_g():
@@ -273,9 +307,10 @@ def test_roundings_of_a_constraint_that_averages_rows_do_not_stop_it(projection)
     problem = og.Problem(lambda x: -jnp.sum(jax.nn.softplus(rows @ x)), equality=g)
     # A step along which g changes by less than its roundings over √eps is rejected: 1e-3 is such a step for some versions of XLA.
     algorithm = og.chmc(problem, 4e-3, num_integration_steps=3, projection=projection)
-    start = jax.vmap(algorithm.init)(jnp.zeros((8, 4)))
-    states, info = jax.jit(jax.vmap(algorithm.step))(jax.random.split(jax.random.key(2), 8), start)
-    assert np.all(info.status == og.Status.OK)
+    start = jax.vmap(algorithm.init)(jnp.zeros((500, 4)))
+    states, info = jax.jit(jax.vmap(algorithm.step))(jax.random.split(jax.random.key(2), 500), start)
+    # Broyden's method learns from a rounding now and then.
+    assert np.mean(info.status == og.Status.OK) > (0.9 if projection == "broyden" else 0.98)
     assert np.mean(info.is_accepted) > 0.5
     assert np.abs(info.constraint_value["equality"]).max() < 1e-7
     assert np.abs(states.position).max() > 1e-4

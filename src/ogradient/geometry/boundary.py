@@ -54,25 +54,21 @@ def turn_back(
     A y inside stays. Outside, the (at most `max_active`) most violated rows of h are brought to their mirror images −h by the
     shortest move along {g = 0}: (D∇h)⁺(−2h), with the D of `frame`. If that is still outside, where boundaries
     meet, the move is refused and x stays: once inside, always inside. From an x outside, rows move by `pull(h)` instead;
-    from one where h is NaN nothing can be said, and the end is NaN.
+    from one where h is NaN, and to a y that is not finite, nothing can be said, and the end is NaN.
 
-    The normals are those at y, and D that of `frame`. With `at_wall`, which has the frame of g at a point, both are those where
-    the move crossed a wall first (one value of h and one Jacobian of g more): that is what mirrors a velocity. Others turn it by
-    O(‖y − x‖), at every wall in the same sense.
+    The normals are those where the move crossed a wall first, as far as h at its two ends tells; a steep h is flat beyond.
+    D is that of `frame`, or with `at_wall`, which has the frame of g at a point, that of the same place (one Jacobian of g
+    more): that is what mirrors a velocity. The other turns it by O(‖y − x‖), at every wall in the same sense.
     """
     y = lax.optimization_barrier(y)  # otherwise the compiler computes y, random numbers and all, once per use of it
     here = inequality(x)
     from_inside = jnp.all(here <= 0)
-    if at_wall is not None:
-        value = inequality(y)
-        crossing = (value > 0) & from_inside
-        shares = jnp.where(crossing, here / jnp.where(crossing, here - value, 1.0), 1.0)
-        beyond = (1 - jnp.min(shares, initial=1.0)) * (y - x)
-        value_there, pullback = jax.vjp(inequality, y - beyond)
-        frame = at_wall(y - beyond)
-    else:
-        value, pullback = jax.vjp(inequality, y)
-        value_there, beyond = value, jnp.zeros_like(y)
+    value = inequality(y)
+    crossing = (value > 0) & from_inside
+    shares = jnp.where(crossing, here / jnp.where(crossing, here - value, 1.0), 1.0)
+    beyond = (1 - jnp.min(shares, initial=1.0)) * (y - x)
+    value_there, pullback = jax.vjp(inequality, y - beyond)
+    frame = frame if at_wall is None else at_wall(y - beyond)
     violation, rows = lax.top_k(value, min(max_active, value.size))
     active = violation > 0
 
@@ -86,10 +82,10 @@ def turn_back(
     outside = value_there[rows] + normals @ beyond
     change = jnp.where(active, -jnp.where(from_inside, 2 * outside, pull(violation)), 0.0)
     mirrored = y + solve(rows_of_h, change) @ tangent
-    left = ~jnp.all(value <= 0)  # NaN is outside too, and has no mirror image
+    left = ~jnp.all(value <= 0)  # where h is NaN counts as outside, and has no mirror image
     refused = left & from_inside & ~jnp.all(inequality(mirrored) <= 0)
     end = jnp.where(refused, x, jnp.where(left, mirrored, y))
-    end = jnp.where(jnp.any(jnp.isnan(here)), jnp.nan, end)
+    end = jnp.where(jnp.any(jnp.isnan(here)) | ~jnp.all(jnp.isfinite(y)), jnp.nan, end)
     return Turn(end, left, refused, from_inside, tangent, rows_of_h)
 
 

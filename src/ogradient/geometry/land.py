@@ -156,6 +156,8 @@ def land_one(
         multipliers = -solve(frame, jnp.where(jnp.abs(frame.value) <= level, 0.0, frame.value))
         step = multipliers @ frame.jacobian
         t, shorter, noise = _search(constraint, x, frame, level, step, m)
+        # A bounded g may look like it where the line search fails, after long steps; those that come from roundings are short.
+        noise = noise & (row_lengths(step[None])[0] <= shortest)
         rounded = jnp.all(jnp.abs(frame.value[:m]) <= rounding_level(jnp.abs(frame.jacobian[:m]), size))
         # Rows of h that ask for more depth than there is contradict g: then steps are made of roundings, and g is not.
         pulled = jnp.any(frame.value[m:] > 0) & ~jnp.all(depth_at(iteration) <= margin)
@@ -172,6 +174,9 @@ def land_one(
         x, size = jnp.where(stop, x, proposal), jnp.where(stop, size, terms)
         return x, size, best, best_off, on_set, stuck & ~on_set, iteration + 1
 
+    # From a start at 0 nothing is known of what is short.
+    scale = row_lengths(x[None])[0]
+    shortest = jnp.where(scale > 0, jnp.cbrt(jnp.finfo(x.dtype).eps) * scale, jnp.inf)
     far, no = jnp.asarray(jnp.inf, x.dtype), jnp.zeros((), bool)
     start = (x, jnp.abs(x), x, far, no, no, jnp.zeros((), jnp.int32))
     _, _, best, best_off, done, _, iterations = lax.while_loop(keep_going, improve, start)

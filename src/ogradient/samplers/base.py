@@ -282,6 +282,16 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be one finite, positive number; got {value!r}.")
 
 
+def check_temperature(problem: Problem, temperature: Any) -> None:
+    """Refuse what is no temperature, and one other than 1 where the Jacobian of a support would be tempered with log π."""
+    check_positive("temperature", temperature)
+    if problem.support is not None and "Tracer" not in type(temperature).__name__ and temperature != 1:
+        raise ValueError(
+            f"temperature={temperature!r} with support= would temper the Jacobian of the change of coordinates too, another law: "
+            "divide the log density by the temperature, or write the bounds as inequality=..."
+        )
+
+
 def keep_finite(new: Any, old: Any, logdensity: Array, status: Array | int = Status.OK) -> tuple[Any, Array]:
     """The new position where all of it is finite, else the old one; and the status, NON_FINITE in that case.
 

@@ -24,7 +24,7 @@ from ogradient.samplers.base import (
     Obeys,
     SamplingAlgorithm,
     Schedule,
-    check_positive,
+    check_temperature,
     keep_finite,
     make_algorithm,
     split_step_size,
@@ -87,7 +87,7 @@ def langevin(
     ((2,), 0)
     """
     schedule, parameters = split_step_size(step_size)
-    check_positive("temperature", temperature)
+    check_temperature(problem, temperature)
     remembers = check_momentum(momentum)
     settings = {"step_size": step_size, "temperature": temperature, "momentum": momentum}
     parameters |= {"temperature": temperature} | ({"momentum": momentum} if remembers else {})

@@ -7,6 +7,7 @@ stationary variance is then T/λ · 1/(1 − ηλ/2(1+μ)): the law of the sampl
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -52,6 +53,10 @@ def check_momentum(momentum: float) -> bool:
     """Refuse what is no share of a move; whether there is any."""
     if "Tracer" in type(momentum).__name__:
         return True
-    if not 0 <= momentum < 1:
+    try:
+        share = float(momentum)
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 <= share < 1:
         raise ValueError(f"momentum is the share of a move that the next one keeps, in [0, 1); got {momentum!r}.")
-    return momentum != 0
+    return share != 0

@@ -57,6 +57,7 @@ from ogradient.samplers.base import (
     SamplingAlgorithm,
     Schedule,
     check_positive,
+    check_temperature,
     keep_finite,
     make_algorithm,
     split_step_size,
@@ -150,7 +151,9 @@ class OKinetic:
         if frame.value.size:
             rate = bounded(frame, landing(frame.value), time, parameters["max_pull"])
             correction = steer(frame, none, frame.value - rate - constraint(proposal))
-            end, velocity = proposal + correction, p + (correction + steer(frame, none, rate)) / time
+            # A schedule may reach 0: nothing moves then.
+            chord = (correction + steer(frame, none, rate)) / jnp.where(time > 0, time, 1.0)
+            end, velocity = proposal + correction, p + chord
         else:
             end, velocity = proposal, p
         if inequality is None:
@@ -211,11 +214,9 @@ def o_kinetic(
         "max_active": max_active,
     }
     schedule, parameters = split_step_size(step_size)
-    check_pull("o_kinetic", problem, alpha=alpha, beta=beta, num_probes=1, max_pull=max_pull)
-    for name in ("friction", "temperature"):
-        check_positive(name, settings[name])
-    if max_active < 1:
-        raise ValueError(f"max_active must be at least 1; got {max_active!r}.")
+    check_pull("o_kinetic", problem, alpha=alpha, beta=beta, max_pull=max_pull, max_active=max_active)
+    check_positive("friction", friction)
+    check_temperature(problem, temperature)
     kernel = OKinetic(schedule, float(beta), max_active)
     parameters |= {"friction": friction, "alpha": alpha, "temperature": temperature, "max_pull": max_pull}
     return make_algorithm(kernel, problem, parameters, {"step_size": step_size} | settings)

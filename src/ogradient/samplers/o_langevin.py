@@ -36,7 +36,7 @@ from ogradient.samplers.base import (
     Obeys,
     SamplingAlgorithm,
     Schedule,
-    check_positive,
+    check_temperature,
     keep_finite,
     make_algorithm,
     split_step_size,
@@ -126,9 +126,7 @@ def check_o_sampler(
     max_pull: float | None,
 ) -> None:
     """Refuse, with the remedy, what no O-sampler can use."""
-    check_pull(name, problem, alpha=alpha, beta=beta, num_probes=num_probes, max_pull=max_pull)
-    if max_active < 1:
-        raise ValueError(f"max_active must be at least 1; got {max_active!r}.")
+    check_pull(name, problem, alpha=alpha, beta=beta, num_probes=num_probes, max_pull=max_pull, max_active=max_active)
     resolve_correction(correction, 1)
 
 
@@ -195,7 +193,7 @@ def o_langevin(
         max_active=max_active,
         max_pull=max_pull,
     )
-    check_positive("temperature", temperature)
+    check_temperature(problem, temperature)
     remembers = check_momentum(momentum)
     kernel = OLangevin(schedule, float(beta), correction, num_probes, max_active, remembers)
     parameters |= {"alpha": alpha, "temperature": temperature, "max_pull": max_pull}

@@ -223,10 +223,11 @@ def o_svgd(
         max_pull=max_pull,
     )
     remembers = check_momentum(momentum)
-    if step_size is None and alpha is not None:
-        raise ValueError(
-            "alpha means alpha * step_size per step: give step_size too, or leave alpha out (one Newton step)."
-        )
+    for name, given in (("alpha", alpha), ("max_pull", max_pull)):
+        if step_size is None and given is not None:
+            raise ValueError(
+                f"{name} means {name} * step_size per step: give step_size too, or leave {name} out (one Newton step)."
+            )
     check_block_size(block_size)
     kernel = OSVGD(
         schedule,

@@ -32,7 +32,14 @@ def bounded(frame: Frame, rate: Array, eta: Array, max_pull: Any) -> Array:
 
 
 def check_pull(
-    name: str, problem: Problem, *, alpha: float | None, beta: float, num_probes: int, max_pull: float | None = None
+    name: str,
+    problem: Problem,
+    *,
+    alpha: float | None,
+    beta: float,
+    num_probes: int = 1,
+    max_pull: float | None = None,
+    max_active: int = 1,
 ) -> None:
     """Refuse, with the remedy, what no sampler that pulls to a constraint can use."""
     if not problem.constrained:
@@ -48,3 +55,5 @@ def check_pull(
         raise ValueError(f"beta must lie in [0, 1]; got {beta!r}.")
     if num_probes < 1:
         raise ValueError(f"num_probes must be at least 1; got {num_probes!r}.")
+    if not isinstance(max_active, int) or max_active < 1:
+        raise ValueError(f"max_active must be a whole number of at least 1; got {max_active!r}.")

@@ -32,8 +32,12 @@ HOPELESS = (
 PATIENCE = 3  # iterations without a smaller |g| after which x has come to rest,
 NOISE_PATIENCE = 5  # or g is at the level of its own roundings,
 FARTHEST = 8.0  # which are within so many times the least |g| that was seen
+RUNAWAY = 1e4  # times the move, along the normals: a solver that is farther away does not come back
+CLOSE = 0.4  # power of eps: |g| and steps of that share of the move are near the set (roundings of g may be above √eps of it)
 CALM = 4  # iterations from one look at what |g| is made of to the next
 STRAIGHT = 0.25  # of how g changes over two equal steps, how far it may be from linear where it is not all roundings
+SURELY = 0.006  # of |g| itself, where it is much more than those;
+SURE = 100.0  # what such a look counts: it takes two others to undo it
 
 
 class Place(NamedTuple):
@@ -116,7 +120,10 @@ def reach(
     rows, limits = _rows_of(root, place), LIMITS[projection]
     normal_sizes, proposed = jnp.abs(rows.normals), weighted_sum(rows.weights, jnp.abs(proposal - origin))
     # The normals are orthogonal to the move, so that all of it is no shorter than that.
-    tiny = jnp.sqrt(jnp.finfo(proposal.dtype).eps) * rows.lengths * row_lengths(move[None])[0]
+    length = row_lengths(move[None])[0]
+    tiny = jnp.sqrt(jnp.finfo(proposal.dtype).eps) * rows.lengths * length
+    # Multipliers of rows that depend on each other may be large and cancel.
+    farthest = jnp.where((length > 0) & ~frame.deficient, RUNAWAY * length, jnp.inf)
     estimate, memory = SOLVERS[projection](constraint, place, rows)
 
     def size_of(x: Array, multipliers: Array) -> Array:
@@ -133,7 +140,9 @@ def reach(
     def improve(carry: Any) -> Any:
         x, multipliers, memory, (before, *values), packed = carry
         settling = Settling(*packed)
-        delta, value, jacobian, memory = estimate(x, memory, before, settling.away | (settling.smooth > 1))
+        # Two looks say that there is something to learn, or that an iteration is away.
+        clear = settling.away | ((settling.smooth > 1) & (settling.smooth != SURE))
+        delta, value, jacobian, memory = estimate(x, memory, before, clear)
         step = delta @ rows.normals
         weights = rows.weights if jacobian is None else jnp.abs(jacobian)
         # Roundings that x has, and that its terms have; a quarter of the tolerance is for who adds up in another order.
@@ -142,7 +151,8 @@ def reach(
         terms = (value, value - values[1], value - 2 * values[0] + values[1])
         relative, change, bend = (jnp.abs(v) / (level + proposed) for v in terms)
         seen = Seen(jnp.abs(value), level, loose, moved, next_move, relative, tiny, change, bend)
-        settling = _settle(settling, seen, jnp.all(x - step == x), limits[2])
+        gone = jnp.sum(jnp.abs(multipliers)) > farthest
+        settling = _settle(settling, seen, jnp.all(x - step == x), gone, limits[2])
         stop = settling.done + settling.lost > 0
         delta = jnp.where((settling.again > 0) & ~stop, before, delta)
         x, multipliers = jnp.where(stop, x, x - delta @ rows.normals), jnp.where(stop, multipliers, multipliers + delta)
@@ -245,8 +255,10 @@ class Seen(NamedTuple):
     bend: Array  # and how far it is from the same in both
 
 
-def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Settling:
+def _settle(settling: Settling, seen: Seen, still: Array, gone: Array, hopeless: int) -> Settling:
     """Whether a solver has reached the set, to the roundings that there are; `still` where its step no longer changes x.
+
+    One that has `gone` far out has not: any g is within the roundings of numbers that large.
 
     Where |g| no longer falls, the roundings of the terms that make x will do: a coordinate that is 0 on the set has none of its
     own. And a g that averages many terms has roundings that x knows nothing of: there |g| goes up and down while steps are tiny.
@@ -257,7 +269,7 @@ def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Sett
     dtype = seen.off.dtype
     eps = jnp.finfo(dtype).eps
     # Small is small against the move to here, not against the proposal, which may be far outside the set.
-    small = jnp.sqrt(eps) * seen.moved
+    small = eps**CLOSE * seen.moved
     rounded = seen.off <= jnp.minimum(seen.loose, seen.tiny)
     # A row whose coordinates are 0 on the set has no roundings of its own: one of its terms' roundings' roundings will do.
     low = jnp.where(seen.level <= eps**2 * seen.loose, eps * seen.loose, seen.level)
@@ -271,21 +283,29 @@ def _settle(settling: Settling, seen: Seen, still: Array, hopeless: int) -> Sett
     all_rounded, calm, arrived, finite = jnp.all(jnp.stack(rows), axis=1)
     largest = jnp.max(seen.relative)
     before = settling
+    # Roundings may be as large as what is small: who was calm stays so until |g| is well above the least.
+    calm = calm | (jnp.isfinite(before.best) & (largest <= FARTHEST * before.best))
     waited = jnp.where(calm & ~(largest < before.best), before.waited + 1, 0)
     best = jnp.where(calm, jnp.minimum(before.best, largest), jnp.inf)
     rose = calm & ((before.rose > 0) | ((before.waited > 0) & (largest > 1.25 * before.size)))
     fell = calm & ((before.fell > 0) | ((before.rose > 0) & (largest < 0.8 * before.size)))
-    straight = jnp.max(seen.bend) < STRAIGHT * jnp.max(seen.change)
-    smooth = jnp.where(before.again > 0, jnp.where(straight, before.smooth + 1, 0), before.smooth)
+    bend = jnp.max(seen.bend)
+    straight = bend < STRAIGHT * jnp.max(seen.change)
+    # Roundings in steps of one may be straight to the last digit, and others hardly ever nearly so.
+    surely = straight & (bend > 0) & (bend < SURELY * largest)
+    looked = jnp.where(
+        straight, before.smooth + jnp.where(surely, SURE, 1.0), jnp.where(before.smooth >= SURE, 1.0, 0.0)
+    )
+    smooth = jnp.where(before.again > 0, looked, before.smooth)
     # Roundings may look straight once; what is straight is so each time. Between, steps that were made twice have to calm down.
     again = (waited >= PATIENCE) & ((waited - PATIENCE) % CALM == 0)
     rough = ~again & ~(smooth > 0)
     noise = fell & rough & (waited >= NOISE_PATIENCE) & (largest <= FARTHEST * best)
     at_rest = (waited >= PATIENCE) & (all_rounded | still)
     idle = jnp.where((largest < before.least) | (largest < 0.5 * before.size), 0, before.idle + 1)
-    lost = ~finite | (~jnp.isfinite(best) & (idle >= hopeless))
+    lost = ~finite | gone | (~jnp.isfinite(best) & (idle >= hopeless))
     least = jnp.minimum(before.least, largest)
-    done = (arrived | at_rest | noise) & finite
+    done = (arrived | at_rest | noise) & finite & ~gone
     after = (done, lost, least, idle, largest, best, waited, rose, fell, again, smooth, before.iteration + 1)
     return Settling(*(number.astype(dtype) for number in after))
 

@@ -160,11 +160,12 @@ def settle(
     velocity: Array | None = None,
 ) -> tuple[ParticleState, ParticleInfo]:
     """The new state, unless any number of it is not finite; and what is to be said of it."""
-    position, status = keep_finite(unravel(proposal), state.position, logdensities, status)
-    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(status != Status.NON_FINITE, a, b), new, old)
     # After moves that were refused particles start from rest.
     rest = None if velocity is None else jnp.zeros_like(velocity)
-    carried = keep((h, optimizer_state, velocity), (state.bandwidth, state.optimizer_state, rest))
+    moved, stays = (unravel(proposal), velocity), (state.position, rest)
+    (position, velocity), status = keep_finite(moved, stays, logdensities, status)
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(status != Status.NON_FINITE, a, b), new, old)
+    carried = (*keep((h, optimizer_state), (state.bandwidth, state.optimizer_state)), velocity)
     info = ParticleInfo(jax.vmap(problem.constraint_value)(position), status, h)
     return ParticleState(position, state.iteration + 1, *carried), info
 

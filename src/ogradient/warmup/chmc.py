@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -70,7 +70,7 @@ def tune_chmc(windows: Windows, positions: Position, trajectories: Sequence[int]
     stage = windows.run(20, stage, adapt=True)
     # What was found is a time: a shorter step takes more of them.
     stage = stage._replace(num_integration_steps=steps_for(time, stage.step_size, trajectories))
-    stage, stuck = _free_stuck(windows, windows.run(21, stage, adapt=False))
+    stage, stuck = _free_stuck(windows, windows.run(21, stage, adapt=False), time, trajectories)
     num_chains = jax.tree.leaves(positions)[0].shape[0]
     return CHMCTuning(
         stage.step_size,
@@ -136,13 +136,21 @@ def _dense_or_not(windows: Windows, dense: Stage, trajectories: Sequence[int]) -
     return (plain, other) if other.gain > found.gain else (dense._replace(states=plain.states), found)
 
 
-def _free_stuck(windows: Windows, stage: Stage) -> tuple[Stage, np.ndarray]:
-    """A chain that waits in a corner for a move that fits is worth a shorter step for all; one that none moves is named."""
+def _free_stuck(windows: Windows, stage: Stage, time: float, trajectories: Sequence[int]) -> tuple[Stage, np.ndarray]:
+    """A chain that waits in a corner for a move that fits is worth a shorter step for all; one that none moves is named.
+
+    Trajectories of shorter steps take as much time.
+    """
     stuck = stage.rates <= STUCK
     for number, times in enumerate(SHORTER):
         if not stuck.any():
             break
-        shorter = windows.run(50 + number, stage, adapt=False, step_size=times * stage.step_size)
+        step_size = times * stage.step_size
+        changes: dict[str, Any] = {
+            "step_size": step_size,
+            "num_integration_steps": steps_for(time, step_size, trajectories),
+        }
+        shorter = windows.run(50 + number, stage, adapt=False, **changes)
         if np.all(shorter.rates > STUCK):
             return shorter, np.zeros_like(stuck)
     return stage, stuck

@@ -7,13 +7,13 @@ began for ever. Per root of the cost, since draws are what users count, and grad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ogradient.geometry.land import FIXED
-from ogradient.warmup.metric import judged
+from ogradient.warmup.metric import determined, judged
 from ogradient.warmup.stages import Stage, Windows
 
 # Steps per transition that may be tried.
@@ -63,7 +63,8 @@ def find_length(
     def attempt(steps: int) -> Length:
         nonlocal stage
         stage = windows.run(first + trajectories.index(steps), stage, adapt=False, num_integration_steps=steps)
-        share = efficiency(judged(common, moving(stage.draws)))
+        fixed = lambda: determined(windows.problem, stage.states.position)
+        share = efficiency(judged(common, moving(stage.draws, fixed)))
         tried[steps] = Length(steps, share, share / (steps + 0.5) ** 0.5)
         return tried[steps]
 
@@ -108,14 +109,16 @@ def long_enough(tried: dict[int, Length], best: Length) -> Length:
     return next(enough, nearly._replace(steps=max(LEAST_STEPS, nearly.steps)))
 
 
-def moving(draws: np.ndarray) -> np.ndarray:
+def moving(draws: np.ndarray, fixed: Callable[[], np.ndarray]) -> np.ndarray:
     """Draws (time, chain, coordinate) about their mean, in double precision; 0 where all that they show are roundings.
 
-    Coordinates that the constraint fixes are such. In other units, or mixed with others, that could not be seen any more.
+    Coordinates that vary by little, and are `fixed` by the constraint, are such. In other units, or mixed with others, that could
+    not be seen any more.
     """
     roundings = FIXED * np.finfo(draws.dtype).eps * np.abs(draws).max(axis=(0, 1))
     centred = draws.astype(np.float64) - draws.mean(axis=(0, 1), dtype=np.float64)
-    return np.where(np.abs(centred).max(axis=(0, 1)) > roundings, centred, 0.0)
+    still = np.abs(centred).max(axis=(0, 1)) <= roundings
+    return np.where(still & fixed(), 0.0, centred) if still.any() else centred
 
 
 def efficiency(draws: np.ndarray) -> float:
@@ -125,8 +128,9 @@ def efficiency(draws: np.ndarray) -> float:
     chain's own mean in τ', which tells lengths apart where chains never meet. For chains that mix both are the same. The sums end
     where two successive ρ_k add up to less than 0 (Geyer 1992). Coordinates that the constraint fixes have none.
     """
-    centred = moving(draws)
-    free = np.any(centred != 0, axis=(0, 1))
+    centred = draws.astype(np.float64) - draws.mean(axis=(0, 1), dtype=np.float64)
+    # The mean of equal numbers has a rounding.
+    free = np.ptp(draws, axis=(0, 1)) > 0
     if not free.any():
         return 1.0
     worst = {(0, 1): 1.0, (0,): 1.0}

@@ -3,7 +3,8 @@
 Wide directions are seen in the draws, whose covariance in units of the diagonal is C. Narrow ones are seen in the forces along
 the set, whose covariance is about C⁻¹. With few draws in many coordinates the widest direction of a sample is mostly chance. So
 one half of the chains says which directions to look at, and the other half how wide they are: the geometric mean of the
-covariance of draws and of the inverse covariance of forces, in the space of those directions. The median is what is usual.
+covariance of draws and of the inverse covariance of forces, in the space of those directions. Where there are no forces, as of
+a flat law, the draws alone say so. What is usual is the mean width of the other directions.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def with_directions(
         return None
     # Twice, since columns that nearly depend on each other are orthogonal to few digits after once.
     basis = orthonormal(orthonormal(np.concatenate([widest(part, RANK) for part in halves[0]], axis=1)))
-    widths, vectors = _widths(*(part @ basis for part in halves[1]))
-    usual = float(np.median(widths))
+    points, forces = halves[1]
+    widths, vectors = _widths(points @ basis, forces @ basis)
+    usual = _usual(points, basis, widths)
     widths = widths / usual
     chosen = np.argsort(-np.abs(np.log(widths)))[:RANK]
     chosen = chosen[np.abs(np.log(widths[chosen])) > np.log(CUTOFF)]
@@ -73,8 +75,10 @@ def _halves(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _widths(draws: np.ndarray, forces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues and vectors of the geometric mean of cov(draws) and cov(forces)⁻¹: the metric between what both say."""
-    inner, outer = (_covariance(part) for part in (draws, forces))
-    values, vectors = np.linalg.eigh(outer)
+    inner = _covariance(draws)
+    if not np.any(forces):
+        return np.linalg.eigh(inner)
+    values, vectors = np.linalg.eigh(_covariance(forces))
     root, inverse = (vectors * values**power @ vectors.T for power in (0.5, -0.5))
     values, vectors = np.linalg.eigh(root @ inner @ root)
     middle = inverse @ (vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T) @ inverse
@@ -82,8 +86,14 @@ def _widths(draws: np.ndarray, forces: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.maximum(values, np.finfo(float).tiny), vectors
 
 
+def _usual(points: np.ndarray, basis: np.ndarray, widths: np.ndarray) -> float:
+    """The mean variance of points (n, d) in the directions that are not in a basis (d, k)."""
+    rest, others = points.shape[1] - basis.shape[1], np.sum((points - points @ basis @ basis.T) ** 2)
+    return float(others / len(points) / rest) if rest > 0 and others > 0 else float(np.median(widths))
+
+
 def _covariance(draws: np.ndarray) -> np.ndarray:
-    """That of draws (n, k), with a ridge, so that it has an inverse; the identity where all are 0, as forces of a flat law."""
+    """That of draws (n, k), with a ridge, so that it has an inverse; the identity where all are 0."""
     number, k = draws.shape
     covariance = draws.T @ draws / number
     mean = np.trace(covariance) / k

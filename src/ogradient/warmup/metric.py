@@ -24,6 +24,7 @@ from ogradient.mapping import draws_together, over_particles
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.samplers.metric import gather, low_rank, mass_parameters
+from ogradient.warmup.scales import flat_points
 
 DENSE_LIMIT = 200  # coordinates; above, nothing is d × d
 LEAST_SHARE = 1e-4  # of the largest variance: the least that a direction is given, so that the mass stays reasonable
@@ -32,6 +33,7 @@ NORMAL_POINTS = 64  # chains whose normals are looked at
 COMPONENTS = 10  # directions of largest variance that lengths are judged by, beside the coordinates,
 JUDGED = 2000  # of which there are so many at most
 ROUNDS = 6  # of subspace iteration
+FIXED_SHARE = 1e-4  # of a unit vector's square: what a fixed coordinate has along the set at most
 NEARLY_ROUND = 3.0  # condition number of a metric below which it is made a multiple of the identity
 
 
@@ -171,6 +173,15 @@ def _normal_shares(problem: Problem, positions: Position, root: Array) -> Array:
         return jnp.sum((frame.root @ frame.jacobian) ** 2, axis=0)
 
     return jnp.mean(over_particles(shares, positions, 1), axis=0)
+
+
+def determined(problem: Problem, positions: Position) -> np.ndarray:
+    """Which coordinates are fixed by g alone: their unit vectors are normals of the set at all positions that are looked at."""
+    some = jax.tree.map(lambda leaf: leaf[:NORMAL_POINTS], positions)
+    x = flat_points(some)
+    if problem.equality is None:
+        return np.zeros(x.shape[1], bool)
+    return np.asarray(_normal_shares(problem, some, np.ones(x.shape[1], x.dtype))) >= 1 - FIXED_SHARE
 
 
 def judged(inverse_mass: np.ndarray, draws: np.ndarray) -> np.ndarray:
