@@ -60,9 +60,8 @@ def sampled(task, config, steps, correction):
         temperature=config.temperature,
         correction=correction,
     )
-    starts = jax.vmap(task.network.start)(jax.random.split(jax.random.key(0), config.particles))
     run = {"algorithm": algorithm, "num_warmup": 0, "num_samples": 1, "thinning": steps, "progress": False}
-    state = [og.sample(0, problem, starts, **run)]
+    state = [og.sample(0, problem, jax.jit(task.network.start), num_chains=config.particles, **run)]
 
     def more():
         before = state[0].provenance["seconds"]

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import os
 import signal
 from pathlib import Path
 
@@ -12,9 +11,11 @@ from hypothesis import settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-# Most of the time goes into compiling the same programs again and again: compiled ones are kept, by each worker for itself.
-cache = Path(__file__).parents[1] / ".pytest_cache" / "compiled" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
+# Most of the time goes into compiling the same programs again and again: compiled ones are kept, for all workers.
+cache = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
 jax.config.update("jax_compilation_cache_dir", str(cache))
+# Another cache, of GPUs, whose folder would be part of what a program is known by.
+jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 # Programs need not say which lines of Python they come from.

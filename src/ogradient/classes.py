@@ -62,13 +62,15 @@ def evaluate_classes(
     z = z.reshape(-1, *z.shape[-2:])
     other = None if other is None else other.reshape(-1, *other.shape[-2:])
     samples, strangers = _Mean(), _Mean()
-    metrics = []
+    metrics, hits = [], []
     for i, mine in enumerate(z):
-        found = _metrics(samples.add(mine), y, int(bins))
+        hits.append(log_softmax(mine)[np.arange(rows), y])
+        found = _metrics(samples.add(mine), hits[-1], y, int(bins))
         if other is not None:
             found |= _strangers(softmax(mine), strangers.add(other[i]), mine, other[i])
         metrics.append(found)
-    average = _metrics(samples.probability, y, int(bins))
+    mean_hit = np.logaddexp.reduce(hits, axis=0) - np.log(len(hits))
+    average = _metrics(samples.probability, mean_hit, y, int(bins))
     if other is not None:
         average |= _strangers(samples.probability, strangers.probability, samples.logit, strangers.logit)
     return Evaluation({name: np.reshape([m[name] for m in metrics], lead) for name in average}, average)
@@ -102,6 +104,13 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return e / e.sum(axis=-1, keepdims=True)
 
 
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Logarithms of the probabilities, in double precision: finite where the probabilities themselves underflow."""
+    z = np.asarray(logits, np.float64)
+    z = z - z.max(axis=-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+
+
 def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
     """The probability that a number of `inside` is larger than one of `outside`, ties counting half."""
     values, index, counts = np.unique(np.concatenate([inside, outside]), return_inverse=True, return_counts=True)
@@ -127,12 +136,13 @@ def entropy(probability: np.ndarray) -> np.ndarray:
     return -np.sum(probability * np.log(np.maximum(probability, np.finfo(float).tiny)), axis=-1)
 
 
-def _metrics(p: np.ndarray, y: np.ndarray, bins: int) -> dict[str, float]:
+def _metrics(p: np.ndarray, log_hit: np.ndarray, y: np.ndarray, bins: int) -> dict[str, float]:
+    """Metrics of one predictor: its probabilities, and the logarithms of those of the right classes."""
     confidence, share, count = reliability(p, y, bins)
     hit = p[np.arange(len(y)), y]
     return {
         "accuracy": float(np.mean(p.argmax(axis=1) == y)),
-        "log_likelihood": float(np.log(np.maximum(hit, np.finfo(np.float32).tiny)).mean()),
+        "log_likelihood": float(log_hit.mean()),
         "calibration_error": float(np.sum(count * np.abs(share - confidence)) / len(y)),
         "brier": float((np.sum(p**2, axis=1) - 2 * hit + 1).mean()),
     }

@@ -21,7 +21,7 @@ from ogradient._version import __version__
 from ogradient.compilation import keep_compiled_programs
 from ogradient.diagnostics import DIAGNOSTICS
 from ogradient.experiments import EXPERIMENTS
-from ogradient.experiments.options import configure, options_of, reads_tables
+from ogradient.experiments.options import configure, options_of, reads_data
 from ogradient.experiments.text import format_number
 from ogradient.extras import MissingExtraError, require
 from ogradient.problems import PROBLEMS
@@ -83,7 +83,8 @@ def _writable(context: typer.Context, out: Path) -> Path:
 Out = Annotated[Path, typer.Option(callback=_writable, help="Folder to write into.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 Data = Annotated[
-    Path | None, typer.Option(help="Folder with the raw tables; by default OGRADIENT_DATA, or a download of Adult.")
+    Path | None,
+    typer.Option(help="Folder with the raw files; by default OGRADIENT_DATA, or a download of what can be downloaded."),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer rows, steps and seeds: a minute or two on two cores.")]
 
@@ -137,13 +138,13 @@ def command_of(name: str) -> Any:
         return typer.main.get_command(one)
 
     def command(*, out: Path, quiet: bool, quick: bool = False, **given: Any) -> None:
-        folder = {"data": given.pop("data")} if reads_tables(module) else {}
+        folder = {"data": given.pop("data")} if reads_data(module) else {}
         try:
             config = configure(module, given, quick=quick)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         precision = jax.enable_x64(True) if getattr(module, "FLOAT64", False) else nullcontext()
-        # Without raw tables a ValueError is a fault of ours, and its traceback is wanted.
+        # Without raw files a ValueError is a fault of ours, and its traceback is wanted.
         with precision, _plain_errors(OSError, ImportError, *([ValueError] if folder else [])):
             rows, figure = module.run(config, out, progress=not quiet, **folder)
         console.print()
@@ -163,8 +164,8 @@ def _parameters(module: ModuleType) -> Iterator[inspect.Parameter]:
     def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
-    if reads_tables(module):
-        yield parameter("data", Data, None)
+    if reads_data(module):
+        yield parameter("data", Annotated[Path | None, typer.Option(help=module.DATA_HELP)], None)
     if hasattr(module, "QUICK"):
         yield parameter("quick", Quick, False)
     for option in options_of(module):
@@ -178,20 +179,31 @@ def _parameters(module: ModuleType) -> Iterator[inspect.Parameter]:
 
 @app.command("data")
 def show_data(
-    name: Annotated[str | None, typer.Argument(help="adult or lending; none lists them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="adult, lending, cifar10, svhn or digits; none lists them.")
+    ] = None,
     data: Data = None,
 ) -> None:
-    """Load a table as the experiments do, and say what is in it and where it came from; or say which tables there are."""
-    from ogradient.datasets import DATASETS, whereabouts
+    """Load data as the experiments do, and say what is in them and where they came from; or say which there are."""
+    from ogradient.datasets import FILES, whereabouts
+    from ogradient.images import IMAGES, describe
 
     if name is None:
-        for known in DATASETS:
+        for known in FILES:
             _say(f"{known}: {escape(whereabouts(known, data))}")
         return
-    _chosen("dataset", name, DATASETS)
+    _chosen("dataset", name, FILES)
     with _plain_errors(OSError, ImportError, ValueError):
-        dataset = DATASETS[name](data)
-    rows: list[dict[str, Any]] = []
+        rows, lines = describe(name, data) if name in IMAGES else _describe_table(name, data)
+    show(rows, name)
+    _say("\n".join(lines))
+
+
+def _describe_table(name: str, data: Path | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """What is in a table, a row for each part, and where it came from, a line for each file."""
+    from ogradient.datasets import DATASETS
+
+    dataset, rows = DATASETS[name](data), []
     for part, split in (("train", dataset.train), ("test", dataset.test)):
         row: dict[str, Any] = {"part": part, "rows": len(split.label), "features": split.features.shape[1]}
         row["label 1"] = f"{100 * split.label.mean():.1f} %"
@@ -200,9 +212,8 @@ def show_data(
         if split.rule is not None:
             row |= {f"rule {k}": int((split.rule == k).sum()) for k in (1, 2)}
         rows.append(row)
-    show(rows, name)
-    for file, facts in dataset.provenance["files"].items():
-        _say(f"{file}: {facts['rows']:,} rows, sha256 {facts['sha256']}")
+    files = dataset.provenance["files"].items()
+    return rows, [f"{file}: {facts['rows']:,} rows, sha256 {facts['sha256']}" for file, facts in files]
 
 
 def _say(text: str) -> None:
@@ -282,9 +293,9 @@ def show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
     cells = [[format_number(value) for value in row.values()] for row in rows]
     for column, texts in zip(rows[0], zip(*cells, strict=True), strict=True):
         text = isinstance(rows[0][column], str)
-        # Numbers are never cut. Where the terminal is narrow, words without digits wrap.
+        # Numbers are never cut. Where the terminal is narrow, text without digits wraps, between its words.
         wraps = text and not any(character.isdigit() for character in rows[0][column])
-        width = None if wraps else max(len(part) for cell in texts for part in cell.split(" ± "))
+        width = max(len(part) for cell in texts for part in cell.split(None if wraps else " ± ") or [""])
         table.add_column(column, justify="left" if text else "right", min_width=width)
     for row in cells:
         table.add_row(*map(escape, row))

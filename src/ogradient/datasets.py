@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ogradient.extras import need
-from ogradient.images import cifar10, digits, svhn  # noqa: F401, datasets as well
+from ogradient.images import CIFAR_ARCHIVE, CIFAR_SHA256, SVHN_FILE, cifar10, digits, svhn  # noqa: F401, datasets as well
 from ogradient.tablefiles import as_numbers, download, locate, parse, read, refuse_empty, root_of
 
 if TYPE_CHECKING:
@@ -244,23 +244,28 @@ def lending(folder: str | os.PathLike[str] | None = None, *, seed: int = 0, test
 DATASETS: dict[str, Callable[..., Dataset]] = {"adult": adult, "lending": lending}
 # All of a dataset's files are needed, each under any of its names.
 FILES: dict[str, list[Sequence[str]]] = {"adult": [[name] for name in ADULT_SHA256], "lending": [LENDING_FILES]}
+FILES |= {"cifar10": [[name] for name in CIFAR_SHA256], "svhn": [[SVHN_FILE]], "digits": []}
+# What a download leaves in the cache.
+CACHED = {"adult": [*ADULT_SHA256], "cifar10": [CIFAR_ARCHIVE], "svhn": [SVHN_FILE]}
 
 
 def whereabouts(name: str, folder: str | os.PathLike[str] | None = None) -> str:
     """Whether the files of a dataset are there, and where they are looked for, as text. Nothing is read or downloaded."""
+    if not FILES[name]:
+        return "comes with scikit-learn"
     root = root_of(folder)
     if root is not None:
         try:
             return "found, " + ", ".join(str(locate(root, name, names, "")) for names in FILES[name])
         except FileNotFoundError:
             return f"not found; looked in {root / name} and {root}"
-    if name != "adult":
+    if name not in CACHED:
         return "not found; no folder was given and OGRADIENT_DATA is not set"
     try:
         cache = Path(need("pooch", "the datasets need", "experiments").os_cache("ogradient"))
     except ImportError as error:
         return f"not found; no folder was given and OGRADIENT_DATA is not set, and for a download {error}"
-    paths = [cache / file for file in ADULT_SHA256]
+    paths = [cache / file for file in CACHED[name]]
     if all(path.is_file() for path in paths):
         return "found, " + ", ".join(map(str, paths))
     return f"not found; it is downloaded into {cache} when it is first needed"

@@ -33,6 +33,8 @@ CIFAR_REMEDY = (
     f"Put the six .bin files of {CIFAR_URL} (or their .gz) into a folder or its subfolder cifar10, and name it: "
     "OGRADIENT_DATA=FOLDER, folder=..., or --data FOLDER on the command line."
 )
+CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
+SVHN_FILE = "test_32x32.mat"
 SVHN_URL = "http://ufldl.stanford.edu/housenumbers/test_32x32.mat"
 SVHN_SHA256 = "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"
 SVHN_REMEDY = (
@@ -40,6 +42,7 @@ SVHN_REMEDY = (
     "or --data FOLDER on the command line."
 )
 SIDE = 32
+IMAGES = ("cifar10", "svhn", "digits")  # what `describe` knows
 STRANGE_DIGITS = (8, 9)  # classes that a classifier of digits never sees
 
 
@@ -112,7 +115,7 @@ def svhn(
     """
     from scipy.io import loadmat
 
-    root, name = root_of(folder), "test_32x32.mat"
+    root, name = root_of(folder), SVHN_FILE
     remedy = f"{SVHN_REMEDY} Without a folder it is downloaded."
     fetched = lambda: download(SVHN_URL, SVHN_SHA256, name, progress, SVHN_REMEDY)
     path = fetched() if root is None else locate(root, "svhn", [name], remedy)
@@ -135,7 +138,7 @@ def svhn(
 def digits(seed: int = 0) -> ImageDataset:
     """The 8 × 8 digits of scikit-learn: 0 to 7, a fifth for training and the others for testing; 8 and 9 are outside.
 
-    A fifth (287 images), since with more there is hardly anything left to tell samplers apart by.
+    A fifth (288 images), since with more there is hardly anything left to tell samplers apart by.
     """
     datasets = need("sklearn.datasets", "digits need scikit-learn, which has them", "experiments")
     image, label = datasets.load_digits(return_X_y=True)
@@ -146,6 +149,41 @@ def digits(seed: int = 0) -> ImageDataset:
     pick = lambda rows: Images(image[rows], label[rows])
     provenance = {"source": "scikit-learn, load_digits", "seed": seed, "outside": list(STRANGE_DIGITS)}
     return ImageDataset("digits", pick(known[:cut]), pick(known[cut:]), pick(np.flatnonzero(strange)), provenance)
+
+
+def describe(name: str, folder: str | os.PathLike[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """What is in images, a row for each part, and where they came from, a line for each file."""
+    if name == "svhn":
+        only, provenance = svhn(folder)
+        parts = {"test": only}
+    else:
+        data = cifar10(folder) if name == "cifar10" else digits()
+        parts, provenance = {"train": data.train, "test": data.test}, data.provenance
+        parts |= {} if data.outside is None else {"outside": data.outside}
+    rows = []
+    for part, images in parts.items():
+        count = np.unique(images.label, return_counts=True)[1]
+        size = " × ".join(map(str, images.image.shape[1:]))
+        sizes = {"fewest of a class": int(count.min()), "most of a class": int(count.max())}
+        rows.append({"part": part, "images": len(images), "size": size, "classes": len(count)} | sizes)
+    lines = [f"{file}: sha256 {facts['sha256']}" for file, facts in provenance.get("files", {}).items()]
+    return rows, lines or [provenance["source"]]
+
+
+def channel_statistics(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of every channel of images (n, ..., channels) of bytes, float32.
+
+    They come from how often each of the 256 values occurs: all pixels as numbers would take eight times the memory of the images.
+    """
+    channels, values = image.shape[-1], np.arange(256.0)
+    count = np.zeros((channels, 256))
+    for start in range(0, len(image), 500):
+        part = image[start : start + 500]
+        count += [np.bincount(part[..., c].ravel(), minlength=256) for c in range(channels)]
+    share = count / count.sum(axis=1, keepdims=True)
+    mean = share @ values
+    spread = np.sqrt(np.sum(share * (values - mean[:, None]) ** 2, axis=1))
+    return mean.astype(np.float32), spread.astype(np.float32)
 
 
 def _cifar_part(path: Path, content: bytes, remedy: str) -> Images:
@@ -159,7 +197,7 @@ def _cifar_part(path: Path, content: bytes, remedy: str) -> Images:
 
 
 def _cifar_archive(progress: bool) -> dict[str, bytes]:
-    path = download(CIFAR_URL, CIFAR_ARCHIVE_SHA256, "cifar-10-binary.tar.gz", progress, CIFAR_REMEDY)
+    path = download(CIFAR_URL, CIFAR_ARCHIVE_SHA256, CIFAR_ARCHIVE, progress, CIFAR_REMEDY)
     with tarfile.open(path) as archive:
         members = {Path(member.name).name: member for member in archive.getmembers()}
         return {name: archive.extractfile(members[name]).read() for name in CIFAR_SHA256}  # type: ignore[union-attr]

@@ -77,7 +77,10 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], check: 
         raise
     # Even where nothing has the name now: another writer is between its two renames, and has this one's folder.
     shutil.rmtree(old, ignore_errors=True)
-    for left in _left_over(path, "partial") + _left_over(path, "old"):
+    partials, olds = _left_over(path, "partial"), _left_over(path, "old")
+    # Looked for before the name is looked at. Where nothing has the name, another writer was killed between its two renames, and
+    # one of them is all there is.
+    for left in partials + (olds if path.exists() else []):
         shutil.rmtree(left, ignore_errors=True)
 
 

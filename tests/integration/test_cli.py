@@ -1,15 +1,18 @@
 """The command line leaves a whole folder, repeats itself, and says what is wrong with a call."""
 
 import dataclasses
+import io
 import json
 import sys
 import types
 
 import jax
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import ogradient as og
+from ogradient import cli
 from ogradient.cli import app
 from ogradient.experiments import EXPERIMENTS, Experiment, folder, options
 from ogradient.experiments.text import format_number
@@ -55,6 +58,25 @@ OPTIONS = {
     "loan": TABLE_OPTIONS,
     "tradeoff": TABLE_OPTIONS,
     "reference": {"data": None, "quick": None, "seed": "0"},
+    # Those without a default are others with --quick.
+    "images": {
+        "data": None,
+        "quick": None,
+        "on": None,
+        "sampler": None,
+        "epochs": "60",
+        "particles": "4",
+        "batch": None,
+        "rate": "0.1",
+        "momentum": "0.9",
+        "decay": "0.0005",
+        "temperature": "0.00025",
+        "level": "0.0",
+        "width": "64",
+        "seed": "0",
+        "seeds": "1",
+        "every": None,
+    },
 }
 
 
@@ -72,6 +94,19 @@ def test_every_experiment_is_a_command_with_the_options_of_its_config(name):
     if "no-peers" in found:  # both ways of a switch have one default
         found["peers"] = found["no-peers"]
     assert found == OPTIONS[name] | {"out": "results", "quiet": None, "help": None}
+
+
+FILES_OF = {"income": "adult.data", "moment": "adult.data", "tradeoff": "adult.data", "loan": "Lending Club"}
+FILES_OF |= {"reference": "Adult and of Lending Club", "images": "CIFAR-10 and SVHN"}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_help_of_data_names_the_files_of_the_experiment(name):
+    words = " ".join(invoke("run", name, "--help").output.replace("│", " ").split())
+    assert ("--data" in words) == (name in FILES_OF)
+    if name in FILES_OF:
+        assert FILES_OF[name] in words.partition("--data")[2].partition("--quick")[0]
+        assert ("Adult" in words or "adult.data" in words) == (name not in ("loan", "images"))
 
 
 def make_toy():
@@ -359,6 +394,21 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
         folder.write_atomically(target, 3)
     assert target.read_text("utf-8") == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_a_narrow_terminal_cuts_no_word(monkeypatch):
+    text = io.StringIO()
+    monkeypatch.setattr(cli, "console", Console(width=40, file=text))
+    row = {
+        "sampler": "tempered_sgld",
+        "a": "2.94 (2.86–3.03)",
+        "b": "1.08 (0.83–1.38)",
+        "c": None,
+        "what": "some words",
+    }
+    cli.show([row], "title")
+    words = text.getvalue().split()
+    assert {"tempered_sgld", "(2.86–3.03)", "1.08", "–", "some", "words"} <= set(words)
 
 
 def test_numbers_read_well():

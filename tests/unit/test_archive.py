@@ -151,6 +151,26 @@ def test_a_trace_whose_replacement_was_killed_is_found(early, tmp_path):
     assert names_in(tmp_path) == ["t.zarr"]
 
 
+def test_the_only_copy_of_a_writer_killed_meanwhile_is_not_swept(tmp_path, monkeypatch):
+    """Another writer renames the trace that was just saved, and is killed before it gives its own the name."""
+    path, remove = with_draws(1).save(tmp_path / "t.zarr"), shutil.rmtree
+    hidden = tmp_path / f".t.zarr.old-{storage._host()}-{dead_process()}-0123abcd"
+
+    def meanwhile(folder, **options):
+        if not hidden.exists() and path.exists():
+            os.rename(path, hidden)
+        remove(folder, **options)
+
+    monkeypatch.setattr(storage.shutil, "rmtree", meanwhile)
+    with_draws(2).save(path, overwrite=True)
+    monkeypatch.undo()
+    assert names_in(tmp_path) == [hidden.name]
+    with pytest.warns(RuntimeWarning, match="a process was killed while it replaced it"):
+        assert og.load(path)["w"].max() == 2
+    with_draws(3).save(path, overwrite=True)
+    assert names_in(tmp_path) == ["t.zarr"]
+
+
 def test_what_live_processes_write_is_left_alone(tmp_path):
     mine = tmp_path / f".t.zarr.partial-{storage._host()}-{os.getpid()}-0123abcd"
     foreign = tmp_path / f".t.zarr.partial-elsewhere-{dead_process()}-0123abcd"

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy.special import log_softmax as scipy_log_softmax
+from scipy.special import logsumexp
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 import ogradient as og
-from ogradient.classes import auroc, entropy, reliability, softmax
+from ogradient.classes import auroc, entropy, log_softmax, reliability, softmax
 
 RNG = np.random.default_rng(0)
 LABEL = RNG.integers(0, 4, 300)
@@ -42,6 +44,21 @@ def test_every_sample_and_the_average_are_as_scikit_learn_has_them():
     assert result.model_average == pytest.approx(expected, abs=1e-6)
     assert set(result.table().columns) == {"mean", "sd", "worst", "model average"}
     assert "2 × 3 samples" in str(result)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4, 1e30])
+def test_log_likelihoods_of_sure_and_wrong_samples_are_those_of_scipy(size):
+    """Probabilities underflow at logits of −745; the mean's logarithm is that of the best sample."""
+    logits = (size * RNG.normal(size=(5, 300, 4))).astype(np.float32)
+    logits[0, :10] = 0.0
+    exact = scipy_log_softmax(logits.astype(np.float64), axis=-1)
+    np.testing.assert_allclose(log_softmax(logits), exact, rtol=1e-12, atol=1e-12)
+    hit = exact[:, np.arange(300), LABEL]
+    result = og.evaluate_classes(logits, LABEL)
+    np.testing.assert_allclose(result.per_sample["log_likelihood"], hit.mean(axis=1), rtol=1e-12)
+    average = (logsumexp(hit, axis=0) - np.log(5)).mean()
+    assert result.model_average["log_likelihood"] == pytest.approx(average, rel=1e-12)
+    assert size < 1e4 or hit.mean(axis=1).max() < -1000
 
 
 def test_ties_count_half():

@@ -167,3 +167,19 @@ def test_provenance_is_enough_to_repeat_the_run():
     assert trace.provenance["settings"]["step_size"] == 0.05
     assert "2 chains × 30 draws of x[3]" in repr(trace)
     assert "every step OK" in repr(trace)
+
+
+def test_the_last_draws_keep_no_others_in_memory_and_go_on_to_the_same_bits():
+    problem, trace = make({"w": jnp.ones((2, 3)), "b": jnp.ones(2)})
+    arrays = lambda trace: [*jax.tree.leaves(trace.position), *trace.sample_stats.values()]
+    short = trace.last(1)
+    for cut, leaf in zip(arrays(short), arrays(trace), strict=True):
+        np.testing.assert_array_equal(cut, leaf[:, -1:])
+        assert not np.shares_memory(cut, leaf)
+        assert cut.base is None or cut.base.nbytes == cut.nbytes
+    more = {"algorithm": og.o_langevin(problem, 0.05), "num_samples": 5, "progress": False}
+    whole, resumed = (og.sample(0, problem, resume=past, **more) for past in (trace, short))
+    np.testing.assert_array_equal(whole["w"][:, -5:], resumed["w"][:, -5:])
+    for count in (0, 31):
+        with pytest.raises(ValueError, match="count must lie between 1 and the 30 draws"):
+            trace.last(count)

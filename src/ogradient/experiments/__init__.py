@@ -4,7 +4,7 @@ To add one, write its file, and its row: the name of the file and a sentence on 
 
 - `Config`, a frozen dataclass. A field made by `options.option` becomes an option of the command;
 - `run(config, out, *, progress)`, which writes a folder and returns the rows of its table and the path of its figure. An
-  experiment that reads raw tables takes `data` too, their folder.
+  experiment that reads raw files takes `data` too, their folder, and has `DATA_HELP`, the help of that option.
 
 It may have
 

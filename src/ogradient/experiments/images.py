@@ -6,11 +6,13 @@ SGD. What is left along the level set is the prior N(0, 1/(N·decay)), that is, 
 All samplers have one time unit: a step η = rate/N moves Langevin's weights by rate·∇loss. The O-samplers replace the likelihood's
 pull N∇loss by λ∇loss with λ = min(g/(η‖∇g‖²), N): a Polyak step that is never longer than that of SGD. All but O-kinetic
 remember moves (momentum), the pull among them; O-kinetic's own momentum stays along the set, so that its pull may be as strong as
-what others add up. Second derivatives are dropped, as in the paper.
+what others add up. Second derivatives are dropped, as in the paper; `o_langevin_probe` has them, by one Hutchinson probe.
 
 Four particles, crops and flips inside the compiled step, a cosine schedule. Predictions are those of the particles' mean
-probability, with the averages of batch normalisation computed anew for each particle. A run may be cut at any time: the same
-command goes on from its last checkpoint.
+probability, with the averages of batch normalisation computed anew for each particle.
+
+A run may be cut at any time: the same command goes on from its last checkpoint. A checkpoint is one trace, and what was seen on
+the way is in its provenance: neither can be there without the other.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import shutil
 import warnings
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,44 +37,65 @@ from jax import Array
 
 from ogradient.experiments import options
 from ogradient.experiments.folder import Outcome, write_folder
-from ogradient.experiments.image_report import draw, judge, row
+from ogradient.experiments.image_report import PAPER_DIFFERS, draw, judge, row
 from ogradient.experiments.networks import Network, crop_and_flip, resnet18, small
 from ogradient.experiments.training import read_record, write_record
-from ogradient.images import ImageDataset, cifar10, digits, svhn
+from ogradient.images import ImageDataset, channel_statistics, cifar10, digits, svhn
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
 from ogradient.problem.posterior import posterior
 from ogradient.run.sample import sample
 from ogradient.samplers import SamplingAlgorithm, langevin, o_kinetic, o_langevin, o_svgd, svgd
-from ogradient.samplers.base import kernel_of, plain_settings
-from ogradient.status import ConstraintWarning
+from ogradient.samplers.base import plain_settings
+from ogradient.status import ConstraintWarning, SamplingError
 from ogradient.trace import Trace, load
 
 SAMPLERS = ("sgld", "tempered_sgld", "svgd", "o_langevin", "o_svgd", "o_kinetic")
+# With the second derivatives that the others drop. It is not among those that run by default.
+PROBE = "o_langevin_probe"
+DATA_HELP = "Folder with the files of CIFAR-10 and SVHN; by default OGRADIENT_DATA, or a download. Digits need none."
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything that decides the result."""
 
-    on: str = options.option("cifar10", "The images.", choices=("cifar10", "digits"))
-    samplers: tuple[str, ...] = options.several(SAMPLERS, "Only this sampler.", name="sampler")
+    on: str = options.option(
+        "cifar10", "The images: cifar10, or digits, which --quick takes.", choices=("cifar10", "digits")
+    )
+    samplers: tuple[str, ...] = options.option(
+        SAMPLERS,
+        f"Only this sampler. {PROBE} runs where it is named: O-Langevin with second derivatives by one Hutchinson probe.",
+        choices=(*SAMPLERS, PROBE),
+        name="sampler",
+    )
     epochs: int = options.option(60, "Passes over as many images as there are for training, for each particle.", min=1)
     particles: int = options.option(4, "Networks that are averaged.", min=2)
     batch: int = options.option(128, "Images in each step.", min=2)
     rate: float = options.option(0.1, "How far a step goes along the gradient of the loss, at first.")
     momentum: float = options.option(0.9, "Share of a move that the next one keeps.")
     decay: float = options.option(5e-4, "Weight decay; the prior's precision is this times the number of images.")
-    temperature: float = options.option(2.5e-4, "Of all but sgld, whose is 1.")
+    temperature: float = options.option(
+        2.5e-4, "Of tempered_sgld, o_langevin and o_kinetic; sgld has 1, and svgd and o_svgd have none."
+    )
     level: float = options.option(0.0, "Of the loss, on a batch.")
     width: int = options.option(64, "Channels of the first stage of ResNet-18.", min=1)
     seed: int = options.seed()
-    every: int = options.option(10, "Epochs from one checkpoint to the next.", min=1)
+    seeds: int = options.option(
+        1, "Runs of each sampler, each with the next seed; the table has mean and range.", min=1
+    )
+    every: int = options.option(
+        10,
+        "At most so many epochs from one checkpoint to the next. A run is made in equal segments: their length is the largest "
+        "number up to this that divides the epochs.",
+        min=1,
+    )
 
     @property
     def title(self) -> str:
         """Of the table."""
-        return f"images: {self.on}, {self.particles} particles, {self.epochs} epochs"
+        seeds = f", {self.seeds} seeds: mean (range)" if self.seeds > 1 else ""
+        return f"images: {self.on}, {self.particles} particles, {self.epochs} epochs{seeds}"
 
 
 QUICK = Config(on="digits", epochs=60, batch=64, every=60)
@@ -104,8 +128,7 @@ def task_of(config: Config, data: Path | None, *, verify: bool = True, progress:
         svhn(data, progress=progress, verify=verify),
     )
     dataset = ImageDataset("cifar10", dataset.train, dataset.test, outside, dataset.provenance | {"outside": about})
-    pixels = dataset.train.image.reshape(-1, 3)
-    mean, sd = (getattr(np, name)(pixels, axis=0, dtype=np.float64).astype(np.float32) for name in ("mean", "std"))
+    mean, sd = channel_statistics(dataset.train.image)
     augment = lambda key, batch: batch | {"image": crop_and_flip(key, batch["image"])}
     return Task(dataset, resnet18(mean, sd, width=config.width), augment)
 
@@ -139,7 +162,8 @@ def algorithm_of(
         return langevin(plain, cosine(eta), momentum=mu, temperature=1.0 if name == "sgld" else cold)
     if name == "svgd":  # its velocity is a mean over particles
         return svgd(plain, optimizer=optax.sgd(cosine(n * eta), momentum=mu))
-    if name == "o_langevin":
+    if name in ("o_langevin", PROBE):
+        pulled |= {"correction": "none" if name == "o_langevin" else "hutchinson"}
         return o_langevin(on_level, cosine(eta), alpha=1 / eta, temperature=cold, **pulled)  # type: ignore[arg-type]
     if name == "o_svgd":
         many = pulled | {"max_pull": rows / n}
@@ -151,95 +175,128 @@ def algorithm_of(
     return o_kinetic(on_level, cosine(h), friction=forget, max_pull=rows * h / (1 - mu), temperature=cold)
 
 
-def follow(name: str, task: Task, config: Config, folder: Path, progress: bool) -> dict[str, Any]:
-    """One sampler to its end: a record of what its networks are worth. What was computed before is read."""
-    rows = len(task.dataset.train)
+class Plan(NamedTuple):
+    """How a run is divided. All segments have one length, since a run that goes on keeps its thinning."""
+
+    steps: int  # of a segment
+    segments: int
+    between: int  # segments from one checkpoint to the next
+
+
+def plan_of(config: Config, rows: int) -> Plan:
+    """Segments of as many epochs as divide all of them, and no more than come between two checkpoints."""
     per_epoch = max(rows // config.batch, 1)
-    segments = -(-config.epochs // config.every)
-    every = -(-config.epochs // segments) * per_epoch
-    plain, on_level = problems_of(task, config)
-    algorithm = algorithm_of(name, plain, on_level, config, rows, segments * every)
-    about = {"sampler": name, "settings": plain_settings(algorithm), "data": task.dataset.provenance}
-    about |= {key: value for key, value in asdict(config).items() if key != "samplers"}
-    mark = f"{name}-{zlib.crc32(json.dumps(about, sort_keys=True).encode()):08x}"
-    record, checkpoint = read_record(folder / "runs" / f"{mark}.json", about), folder / "runs" / f"{mark}.zarr"
-    if record is not None:
-        return record
-    trace, seen = train(
-        algorithm,
-        plain if name in ("sgld", "tempered_sgld", "svgd") else on_level,
-        task,
-        config,
-        checkpoint,
-        every,
-        segments,
-        progress,
-    )
-    record = {
-        "about": about,
-        **judge(task.dataset, task.network, networks_of(trace)),
-        "loss": seen["loss"],
-        "seconds": seen["seconds"],
-    }
-    record |= {
-        "images per second": config.particles * every * config.batch / min(seen["seconds"]),
-        "device": seen["device"],
-    }
-    write_record(folder / "runs" / f"{mark}.json", record)
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    return record
+    length = max(k for k in range(1, min(config.every, config.epochs) + 1) if config.epochs % k == 0)
+    return Plan(length * per_epoch, config.epochs // length, config.every // length)
+
+
+def follow(
+    name: str, task: Task, problems: tuple[Problem, Problem], config: Config, folder: Path, progress: bool
+) -> list[dict[str, Any]]:
+    """One sampler to its end with every seed: records of what its networks are worth. What was computed before is read."""
+    rows = len(task.dataset.train)
+    plan = plan_of(config, rows)
+    algorithm = algorithm_of(name, *problems, config, rows, plan.steps * plan.segments)
+    problem = problems[0] if name in ("sgld", "tempered_sgld", "svgd") else problems[1]
+    records = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        about: dict[str, Any] = {
+            "sampler": name,
+            "settings": plain_settings(algorithm),
+            "data": task.dataset.provenance,
+        }
+        about |= {key: value for key, value in asdict(config).items() if key not in ("samplers", "seeds")}
+        about["seed"] = seed
+        mark = f"{name}-{zlib.crc32(json.dumps(about, sort_keys=True).encode()):08x}"
+        path, checkpoint = folder / "runs" / f"{mark}.json", folder / "runs" / f"{mark}.zarr"
+        record = read_record(path, about)
+        if record is None:
+            if progress:
+                print(f"{name}, seed {seed}: {config.particles} networks, {config.epochs} epochs", flush=True)
+            trace, seen = train(seed, algorithm, problem, task.network, config, plan, checkpoint, progress)
+            record = {"about": about, **judge(task.dataset, task.network, networks_of(trace))}
+            record |= {key: seen[key] for key in ("loss", "seconds")}
+            record |= {"images per second": speed(seen, config.particles * plan.steps * config.batch)}
+            record |= {"device": trace.provenance["device"]}
+            write_record(path, record)
+        # Not before the record is there: whatever ends the process, the next one finds the one or the other.
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        records.append(record)
+    return records
 
 
 def train(
+    seed: int,
     algorithm: SamplingAlgorithm,
     problem: Problem,
-    task: Task,
+    network: Network,
     config: Config,
+    plan: Plan,
     checkpoint: Path,
-    every: int,
-    segments: int,
     progress: bool,
 ) -> tuple[Trace, dict[str, Any]]:
-    """The chain of segments of a run, from its last checkpoint on: the trace of the last one, and what was seen on the way."""
-    log = checkpoint.with_suffix(".log.json")
-    trace, seen = None, {"loss": [], "seconds": []}  # type: ignore[var-annotated]
-    if checkpoint.exists():
-        trace, seen = load(checkpoint), json.loads(log.read_text("utf-8"))
-    done = 0 if trace is None else trace.provenance["num_steps"] // every
-    seen = {key: seen[key][:done] for key in ("loss", "seconds")}
-    starts = None
-    if trace is None:
-        starts = jax.vmap(task.network.start)(jax.random.split(jax.random.key(config.seed), config.particles))
-        starts = jax.tree.map(lambda leaf: leaf[None], starts) if kernel_of(algorithm).ensemble else starts
-    for segment in range(done, segments):
+    """The segments of a run, from its last checkpoint on: the trace of the last one, and what was seen on the way.
+
+    Ctrl-C ends it as KeyboardInterrupt, after a checkpoint if a segment is whole.
+    """
+    trace: Trace | None = None
+    seen: dict[str, list[Any]] = {"loss": [], "seconds": [], "compiled": []}
+    with suppress(FileNotFoundError):
+        # It looks where a process that was killed while it replaced the checkpoint left the one from before.
+        trace = load(checkpoint)
+        seen = trace.provenance["seen"]
+    began = len(seen["loss"])
+    for segment in range(began, plan.segments):
         before = 0.0 if trace is None else trace.provenance["seconds"]
+        trace, stopped = go_on(
+            trace,
+            seed=seed,
+            problem=problem,
+            # Keys of starts are others than those of steps.
+            initial_positions=jax.jit(network.start) if trace is None else None,
+            num_chains=config.particles,
+            algorithm=algorithm,
+            thinning=plan.steps,
+            progress=progress,
+        )
+        whole = trace.provenance["num_steps"] == (segment + 1) * plan.steps
+        if whole:
+            value = trace.sample_stats.get("equality")
+            seen["loss"].append(None if value is None else float(np.mean(value[:, -1])) + config.level)
+            seen["seconds"].append(trace.provenance["seconds"] - before)
+            seen["compiled"].append(segment == began)
+            trace = trace.last(1)
+            trace = replace(trace, provenance=trace.provenance | {"seen": seen})
+            # The last one too: judging takes its time.
+            if stopped or (segment + 1) % plan.between == 0 or segment + 1 == plan.segments:
+                trace.save(checkpoint, overwrite=True)
+        if stopped or not whole:
+            raise KeyboardInterrupt
+    assert trace is not None
+    return trace, seen
+
+
+def go_on(trace: Trace | None, **run: Any) -> tuple[Trace, bool]:
+    """One more segment of a run, and whether Ctrl-C came meanwhile, which `sample` answers with a warning and what it has."""
+    with warnings.catch_warnings():
         # A loss is never 0, and here it need not be.
         warnings.filterwarnings("ignore", "equality.* could not be brought to 0", ConstraintWarning)
-        trace = sample(
-            config.seed,
-            problem,
-            starts,
-            algorithm=algorithm,
-            num_warmup=0,
-            num_samples=1,
-            thinning=every,
-            resume=trace,
-            progress=progress,
-        ).last(1)
-        starts = None
-        loss = (
-            float(np.mean(trace.sample_stats["equality"])) + config.level
-            if "equality" in trace.sample_stats
-            else math.nan
-        )
-        seen["loss"].append(None if math.isnan(loss) else loss)
-        seen["seconds"].append(trace.provenance["seconds"] - before)
-        if segment + 1 < segments:
-            write_record(log, seen)
-            trace.save(checkpoint, overwrite=True)
-    assert trace is not None
-    log.unlink(missing_ok=True)
-    return trace, seen | {"device": trace.provenance["device"]}
+        warnings.filterwarnings("error", "interrupted|Ctrl-C came", RuntimeWarning)
+        try:
+            return sample(**run, num_warmup=0, num_samples=1, resume=trace), False
+        except RuntimeWarning as warning:
+            return warning.trace, True  # type: ignore[attr-defined]
+        except SamplingError as error:
+            # Before the first draw there is nothing to go on with, and its advice is for callers in Python.
+            if not str(error).startswith("interrupted"):
+                raise
+            raise KeyboardInterrupt from None
+
+
+def speed(seen: dict[str, list[Any]], images: int) -> float | None:
+    """Images per second of the fastest segment that compiled nothing; None where there was none, or none that took time."""
+    took = [seconds for seconds, compiled in zip(seen["seconds"], seen["compiled"], strict=True) if not compiled]
+    return images / min(took) if took and min(took) > 0 else None
 
 
 def networks_of(trace: Trace) -> Position:
@@ -250,20 +307,23 @@ def networks_of(trace: Trace) -> Position:
 def run(config: Config, out: Path, *, data: Path | None = None, verify: bool = True, progress: bool = True) -> Outcome:
     """Run what is missing, write the folder, return the table and the path of the figure."""
     folder, task = out / "images", task_of(config, data, verify=verify, progress=progress)
-    records = {}
-    for name in config.samplers:
+    problems = problems_of(task, config)
+    try:
+        records = {name: follow(name, task, problems, config, folder, progress) for name in config.samplers}
+    except KeyboardInterrupt:
         if progress:
-            print(f"{name}: {config.particles} networks, {config.epochs} epochs", flush=True)
-        records[name] = follow(name, task, config, folder, progress)
-    rows = [row(name, record, paper=config.on == "cifar10") for name, record in records.items()]
+            print("stopped: the same command goes on from the last checkpoint", flush=True)
+        raise
+    rows = [row(name, mine, paper=config.on == "cifar10") for name, mine in records.items()]
     settings = {"experiment": "images", **asdict(config), "data": task.dataset.provenance}
+    devices = sorted({record["device"] for mine in records.values() for record in mine})
     return rows, write_folder(
         folder,
         title=f"Networks on {config.on}, at a level of the loss",
-        config=settings | {"computed on": sorted({record["device"] for record in records.values()})},
+        config=settings | {"computed on": devices},
         metrics={"runs": records},
         rows=rows,
-        figure=draw(records),
+        figure=draw({name: mine[0] for name, mine in records.items()}),
         notes=notes(config),
     )
 
@@ -271,9 +331,14 @@ def run(config: Config, out: Path, *, data: Path | None = None, verify: bool = T
 def notes(config: Config) -> list[str]:
     """What a reader should know."""
     outside = "images of SVHN" if config.on == "cifar10" else "the digits 8 and 9, which no network has seen"
+    seeds = f" Numbers are means over {config.seeds} seeds, with their range; the figure is of the first." * (
+        config.seeds > 1
+    )
     return [
         f"Averages over {config.particles} networks of {config.epochs} epochs each; 'single' is the range of the networks "
-        f"alone. AUROC tells test images from {outside} by the largest probability, by entropy and by the largest logit.",
-        f"Temperature {config.temperature:g} for all but sgld, whose is 1. The settings were chosen on the same images; rate, "
-        "momentum and decay are usual ones of SGD.",
+        f"alone. AUROC tells test images from {outside} by the largest probability, by entropy and by the largest logit.{seeds}",
+        f"Temperature {config.temperature:g} for tempered_sgld, o_langevin and o_kinetic, 1 for sgld; svgd and o_svgd have none. "
+        "The settings were chosen on the same images; rate, momentum and decay are usual ones of SGD.",
+        "images/s is that of the fastest segment after the first, which compiles; where there is one segment there is no number.",
+        *([PAPER_DIFFERS] if config.on == "cifar10" else []),
     ]

@@ -25,6 +25,7 @@ from ogradient.problem.functions import Position
 from ogradient.problem.posterior import posterior
 from ogradient.samplers import langevin, o_langevin, o_svgd, svgd
 
+DATA_HELP = "Folder with adult.data and adult.test; by default OGRADIENT_DATA, or a download."
 # Divided by the number of rows. The paper's step sizes at its 20,000 rows are 1e-5 (Langevin) and 1e-4 (SVGD). What matters
 # is the step times the curvature of log π, which grows with the rows.
 LANGEVIN_STEP, SVGD_STEP = 0.2, 2.0

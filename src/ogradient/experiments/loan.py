@@ -27,6 +27,7 @@ from ogradient.problem.functions import Position
 from ogradient.problem.posterior import posterior
 from ogradient.samplers import langevin, o_langevin, o_svgd, svgd
 
+DATA_HELP = "Folder with the table of Lending Club, which cannot be downloaded; by default OGRADIENT_DATA."
 # Divided by the number of rows: 1e-5 and 1e-4 for all of them.
 LANGEVIN_STEP, SVGD_STEP = 0.34, 3.4
 PULL = 0.1  # αη

@@ -13,12 +13,12 @@ import numpy as np
 
 from ogradient.datasets import Dataset, adult
 from ogradient.experiments.folder import Outcome, write_folder
-from ogradient.experiments.income import LANGEVIN_STEP, PULL, QUICK, Config, fair_problem
+from ogradient.experiments.income import DATA_HELP, LANGEVIN_STEP, PULL, QUICK, Config, fair_problem
 from ogradient.experiments.training import Entry, Run, as_metrics, at_end, curve, follow, mlp, origin
 from ogradient.plots import draw_curves, new_figure
 from ogradient.samplers import control_langevin, o_langevin
 
-__all__ = ["QUICK", "Config", "compute", "run"]
+__all__ = ["DATA_HELP", "QUICK", "Config", "compute", "run"]
 
 CURVES = {
     "|mean covariance|": lambda run: np.abs(run.train["covariance"].mean(axis=0)),

@@ -117,6 +117,6 @@ def configure(module: ModuleType, given: Mapping[str, Any], *, quick: bool = Fal
     return config
 
 
-def reads_tables(module: ModuleType) -> bool:
-    """Whether the experiment reads raw tables, from the folder `data`."""
+def reads_data(module: ModuleType) -> bool:
+    """Whether the experiment reads raw files, from the folder `data`; its `DATA_HELP` says which."""
     return "data" in inspect.signature(module.run).parameters

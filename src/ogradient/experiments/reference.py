@@ -43,6 +43,7 @@ from ogradient.samplers import o_langevin
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DATA_HELP = "Folder with the tables of Adult and of Lending Club; by default OGRADIENT_DATA."
 Draws = dict[str, np.ndarray]  # functionals by sampler, (chain, draw, functional)
 Functional = Callable[[Position, Any], Array]  # of u and the test rows
 COEFFICIENTS = 5  # the largest ones, among the functionals

@@ -22,6 +22,7 @@ from ogradient.samplers import langevin, o_langevin
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DATA_HELP = income.DATA_HELP
 LEVELS = (0.0, 0.005, 0.01, 0.02, 0.03)
 MODELS = ("logistic", "mlp")
 

@@ -171,12 +171,14 @@ class Trace:
     def last(self, count: int) -> Trace:
         """The last `count` draws alone. Those before count as warm-up, so that the run can go on from it to the same bits.
 
-        What a long run of large positions needs to be kept: `trace = og.sample(..., resume=trace.last(1))`.
+        What a long run of large positions needs to be kept: `trace = og.sample(..., resume=trace.last(1))`. The draws are copied,
+        so that the others need no memory once the longer trace is let go.
         """
         if not 1 <= count <= self.num_draws:
             raise ValueError(f"count must lie between 1 and the {self.num_draws} draws of the trace; got {count!r}.")
         dropped = self.num_draws - count
-        cut = lambda leaf: leaf[:, dropped:]
+        # A view would keep all draws in memory.
+        cut = lambda leaf: np.array(leaf[:, dropped:])
         past = self.provenance["num_warmup"] + dropped * self.provenance["thinning"]
         return replace(
             self,
