@@ -144,7 +144,7 @@ def test_a_temperature_is_not_for_the_jacobian_of_a_support(make):
     make(problem, 0.1, temperature=1.0)
 
 
-def test_a_schedule_may_end_at_nothing():
+def test_a_schedule_may_end_at_nothing(lenient_promotion):
     problem = og.Problem(gaussian, curve)
     algorithm = og.o_kinetic(problem, optax.cosine_decay_schedule(0.05, 5))
     trace = og.sample(0, problem, STARTS, algorithm=algorithm, num_warmup=0, num_samples=20, progress=False)
