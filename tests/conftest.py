@@ -27,7 +27,7 @@ settings.register_profile("gate", deadline=None, derandomize=True, max_examples=
 settings.load_profile("gate")
 
 
-QUICK_FOLDERS = ("unit", "contract")
+QUICK_FOLDERS = ("unit", "contract", "integration", "interop")
 compiled_now = {"quick": False}
 
 
@@ -35,7 +35,7 @@ compiled_now = {"quick": False}
 def programs(request):
     """How a module's programs are compiled, and how long they are kept.
 
-    Mechanics (tests/unit and tests/contract) do not need LLVM's optimisations, most of the time of compiling a large program.
+    Mechanics (`QUICK_FOLDERS`) do not need LLVM's optimisations, most of the time of compiling a large program.
     Modules whose results depend on roundings, or whose runs are long, are marked `optimised`; all tests of laws are compiled as
     users' programs are.
     """

@@ -16,7 +16,7 @@ ALL_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PAGES = [page for page in ALL_PAGES if "```python" in page.read_text("utf-8")]
 
 
-pytestmark = pytest.mark.usefixtures("lenient_promotion")  # as a user would run them
+pytestmark = [pytest.mark.usefixtures("lenient_promotion"), pytest.mark.optimised]  # as a user would run them
 
 
 @pytest.mark.parametrize("name", MODULES)

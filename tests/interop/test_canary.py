@@ -6,6 +6,9 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.optimised
 
 
 def projected_repulsion(xp, x, normal):
