@@ -26,9 +26,7 @@ RESTING_ITERATIONS = 30  # and one that is near may take longer to come to rest
 BROYDEN_ITERATIONS = 20  # likewise of a superlinear one
 CHORD_ITERATIONS = 60
 LONGEST = 5.0  # times its first estimate: Broyden's step, where the iteration gains little
-HOPELESS = (
-    6  # iterations in which |g| neither halves nor gets to a new least, after which Broyden's method will not arrive
-)
+HOPELESS = 6  # iterations without a new least |g| or half of the one before: then Broyden's method will not arrive
 PATIENCE = 3  # iterations without a smaller |g| after which x has come to rest,
 NOISE_PATIENCE = 5  # or g is at the level of its own roundings,
 FARTHEST = 8.0  # which are within so many times the least |g| that was seen
