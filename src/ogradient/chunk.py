@@ -18,6 +18,7 @@ from ogradient.compilation import compiled
 from ogradient.keys import step_keys
 from ogradient.mapping import chains_together, over_particles
 from ogradient.pace import Pace, follow, own_steps
+from ogradient.packing import Packing
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position, dtype_of
 from ogradient.problem.posterior import with_batch
@@ -62,6 +63,7 @@ def many_steps(
     longer than 32 bits count: `row_end` is how many steps it takes to the end of the first row. `batches` are (the place of the
     first step in the lot, the lot), where a batch_fn brings them.
     """
+    packing = packing_of(kernel, states)
 
     def body(i: Array, carry: Any) -> Any:
         states, rows, counts, pace = carry
@@ -71,17 +73,23 @@ def many_steps(
         if batches is not None:
             current = with_batch(problem, jax.tree.map(lambda leaf: leaf[batches[0] + i], batches[1]))
         t = begin + i.astype(jnp.uint32)
-        states, row, status, pace = step_and_observe(current, kernel, parameters, pace, key, states, t, kept)
+        step = (current, kernel, parameters, pace, key, states, t, kept, packing)
+        states, row, status, pace = step_and_observe(*step)
         # Small rows are written at every step, the last one of a row wins, and nothing is branched on. Large ones when kept.
         at = jnp.maximum(1 + past // thinning, 0)
-        write = lambda rows: jax.tree.map(lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, row)
+        write = lambda rows: jax.tree.map(
+            lambda all, one: lax.dynamic_update_index_in_dim(all, one, at, 0), rows, _unpacked(packing, row)
+        )
         rows = lax.cond(kept, write, lambda rows: rows, rows) if large(rows) else write(rows)
         return states, rows, counts + jax.nn.one_hot(status, len(Status), dtype=jnp.int32), pace
 
     row = row_shapes(problem, kernel, parameters, pace, key, states)
     rows = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), row)
     counts = jnp.zeros((jax.tree.leaves(states)[0].shape[0], len(Status)), jnp.int32)
-    return lax.fori_loop(0, steps, body, (states, rows, counts, pace))
+    if packing is not None:
+        states = states._replace(position=packing.pack(states.position))
+    states, rows, counts, pace = lax.fori_loop(0, steps, body, (states, rows, counts, pace))
+    return _unpacked(packing, states), rows, counts, pace
 
 
 run_chunk = compiled(many_steps, static_argnums=(1, 2))
@@ -92,6 +100,21 @@ run_chunk_in_place = compiled(many_steps, static_argnums=(1, 2), donate_argnames
 def large(states: Any) -> bool:
     """Whether a second copy of the states would be felt."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(states)) >= IN_PLACE_BYTES
+
+
+def packing_of(kernel: Kernel, states: Any) -> Packing | None:
+    """How the loop holds the positions of states as one array; None: as they are."""
+    known = hasattr(states, "_replace") and hasattr(states, "position")
+    return Packing.of(states.position, 2 if kernel.ensemble else 1) if known and large(states) else None
+
+
+def _unpacked(packing: Packing | None, held: Any) -> Any:
+    """States, or a row, with positions as the user has them."""
+    if packing is None:
+        return held
+    if isinstance(held, dict):
+        return held | {"position": packing.unpack(held["position"])}
+    return held._replace(position=packing.unpack(held.position))
 
 
 def row_shapes(
@@ -112,7 +135,7 @@ def capacity_of(*arguments: Any) -> int:
 
 # Compiled only as a part of a chunk. Tracing it is most of what Python does for a chunk, and jit remembers the trace: its
 # shapes are asked for first, and the chunk then finds it.
-@partial(jax.jit, static_argnums=1, inline=True)
+@partial(jax.jit, static_argnums=(1, 8), inline=True)
 def step_and_observe(
     problem: Problem,
     kernel: Kernel,
@@ -122,8 +145,11 @@ def step_and_observe(
     states: Any,
     t: Array,
     kept: Array,
+    packing: Packing | None = None,
 ) -> tuple[Any, dict[str, Any], Array, Pace | None]:
     """One step of all chains: states, what a kept draw leaves in the trace, statuses, and the pace.
+
+    With a packing the positions are one array, here and in what comes out.
 
     A draw leaves its position, log π and the constraint values there, and the info's other numbers per chain, under ArviZ's
     names where it has one. Log π and constraint values are computed here, for kept draws only: the compiler then drops the
@@ -141,7 +167,8 @@ def step_and_observe(
 
     def step(argument: tuple[Array, Any, dict[str, Array]]) -> tuple[Any, Any]:
         key, state, own = argument
-        return kernel.step(key, state, problem, parameters | own)
+        state, info = kernel.step(key, _unpacked(packing, state), problem, parameters | own)
+        return (state if packing is None else state._replace(position=packing.pack(state.position))), info
 
     states, info = over_particles(step, (keys, states, own), together)
     if before is not None and jnp.issubdtype(before.dtype, jnp.integer):
@@ -155,12 +182,18 @@ def step_and_observe(
     status = fields.get("status", jnp.zeros((num_chains,), jnp.int32))
     if kernel.obeys == "exact":
         numbers["diverging"] = (status == Status.SOLVER_DIVERGED) | (status == Status.NON_FINITE)
-    stats = _look(problem, kernel, keys, states.position, kept, together) | numbers
+    stats = _look(problem, kernel, keys, states.position, kept, together, packing) | numbers
     return states, {"position": states.position, "stats": stats}, status, pace
 
 
 def _look(
-    problem: Problem, kernel: Kernel, keys: Array, positions: Position, kept: Array, together: int | None
+    problem: Problem,
+    kernel: Kernel,
+    keys: Array,
+    positions: Any,
+    kept: Array,
+    together: int | None,
+    packing: Packing | None,
 ) -> dict[str, Array]:
     """Log π as `lp`, and the constraint values, of all chains; zeros where no draw is kept.
 
@@ -170,6 +203,7 @@ def _look(
     def value(argument: tuple[Array, Position]) -> dict[str, Array]:
         key, position = argument
         view = problem.view(key)
+        position = position if packing is None else packing.unpack(position)
 
         def one(position: Position) -> dict[str, Array]:
             density = {} if problem.stochastic else {"lp": view.logdensity(position)}

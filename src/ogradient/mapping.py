@@ -77,5 +77,8 @@ def _over_particles(function: Callable, arguments: Any, block_size: int | None) 
         result = jax.tree.leaves(function(jax.tree.unflatten(structure, filled)))
         return [leaf for leaf, shape in zip(result, shapes, strict=True) if shape.size]
 
-    mapped = iter(lax.map(solid, [leaf for leaf in leaves if leaf.size], batch_size=block_size))
+    # One at a time is a plain loop: a block of one would be mapped all the same.
+    mapped = iter(
+        lax.map(solid, [leaf for leaf in leaves if leaf.size], batch_size=None if block_size == 1 else block_size)
+    )
     return jax.tree.unflatten(out, [next(mapped) if s.size else jnp.zeros(s.shape, s.dtype) for s in shapes])

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import ogradient as og
 from ogradient import chunk
+from ogradient.packing import Packing
 from ogradient.run import placement
 
 PROBLEM = og.Problem(lambda x: -0.5 * jnp.sum(x**2), equality=lambda x: jnp.sum(x**2) - 1)
@@ -69,3 +71,54 @@ def test_an_error_inside_a_chunk_keeps_the_draws_and_says_that_the_states_are_go
     for part in (trace, loaded):
         with pytest.raises(ValueError, match="no state to go on from.*Start a run from the last draws"):
             run(resume=part)
+
+
+def several(p):
+    return p["a"].ravel(), p["b"].ravel(), p["c"].ravel()
+
+
+NESTED = og.Problem(
+    lambda p: -0.5 * sum(jnp.sum(v**2) for v in several(p)),
+    equality=lambda p: jnp.concatenate(several(p)) @ jnp.ones(8) - 1,
+)
+MANY = {
+    "a": jax.random.normal(jax.random.key(1), (6, 2, 2)),
+    "b": jnp.ones((6, 1)),
+    "c": jax.random.normal(jax.random.key(2), (6, 3)),
+}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        og.o_langevin(NESTED, 0.01, momentum=0.5),
+        og.o_kinetic(NESTED, 0.1),
+        og.o_svgd(NESTED, 0.1),
+        og.chmc(NESTED, 0.1),
+    ],
+    ids=lambda algorithm: algorithm.step.kernel.name,
+)
+def test_positions_of_several_arrays_are_one_array_in_the_loop(algorithm, monkeypatch):
+    starts = jax.tree.map(lambda v: jnp.stack([v, 2 * v, -v], axis=1), MANY)
+    starts = starts if algorithm.step.kernel.ensemble else MANY
+    begin = {"problem": NESTED, "initial_positions": starts, "algorithm": algorithm, "progress": False}
+    as_they_are = og.sample(0, **begin, num_warmup=2, num_samples=7, thinning=2)
+    monkeypatch.setattr(chunk, "IN_PLACE_BYTES", 0)
+    packing = chunk.packing_of(algorithm.step.kernel, chunk.start(algorithm.step.kernel, starts))
+    assert packing.pack(starts).shape == (*starts["b"].shape[:-1], 8)
+    one_array = og.sample(0, **begin, num_warmup=2, num_samples=7, thinning=2)
+    for name, draws in as_they_are.position.items():
+        np.testing.assert_allclose(one_array.position[name], draws, rtol=1e-5, atol=1e-6)
+    # What is written when it is kept, and what another run goes on from, are the user's arrays.
+    again = og.sample(0, **begin, num_warmup=2, num_samples=3, thinning=2)
+    again = og.sample(0, NESTED, algorithm=algorithm, num_samples=4, thinning=2, progress=False, resume=again)
+    jax.tree.map(np.testing.assert_array_equal, again.position, one_array.position)
+
+
+def test_one_array_or_several_dtypes_stay_as_they_are():
+    assert Packing.of({"x": jnp.ones((2, 3))}, 1) is None
+    assert Packing.of({"x": np.ones((2, 3)), "y": np.ones((2, 3), np.float32)}, 1) is None
+    packing = Packing.of(MANY, 1)
+    flat = jax.vmap(lambda p: ravel_pytree(p)[0])(MANY)
+    np.testing.assert_array_equal(packing.pack(MANY), flat)
+    jax.tree.map(np.testing.assert_array_equal, packing.unpack(flat), MANY)

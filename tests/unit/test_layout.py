@@ -11,12 +11,13 @@ import ogradient
 
 PACKAGE = Path(ogradient.__file__).parent
 ORDER = [
-    {"_version", "status", "keys", "interrupts", "pace", "precision", "extras", "compilation"},
+    {"_version", "status", "keys", "interrupts", "pace", "precision", "extras", "compilation", "progress"},
     {"storage"},
     {"problem"},
     {"mapping", "stein"},
     {"geometry"},
     {"samplers"},
+    {"packing"},
     {"chunk", "trace"},
     {"start"},
     {"warmup", "diagnostics"},

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ogradient as og
+from ogradient.warmup import stages
 
 KNOWN = og.problems.cubic()
 PROBLEM = KNOWN.problem
@@ -298,3 +299,22 @@ def test_names_and_tolerances_that_cannot_be_meant():
         og.sample(0, PROBLEM, STARTS, algorithm=ALGORITHM, tolerance=0.1, **keep)
     with pytest.raises(ValueError, match="resume continues a run of o_langevin; got algorithm='chmc'"):
         og.sample(0, PROBLEM, resume=run(num_samples=2, thinning=1), algorithm="chmc", **keep)
+
+
+def test_tuning_shows_what_it_tries_and_finds_the_same(capsys, monkeypatch):
+    from tqdm.auto import tqdm
+
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda **options: tqdm(**options | {"delay": 0, "mininterval": 0}))
+    # A look after each transition.
+    monkeypatch.setattr(stages, "AT_ONCE", 0.0)
+    found = {
+        show: og.tune(0, KNOWN.problem, KNOWN.start_off(jax.random.key(0), 8), progress=show)[1:]
+        for show in (False, True)
+    }
+    jax.tree.map(np.testing.assert_array_equal, *found.values())
+    shown = capsys.readouterr().err
+    for word in ("tuning chmc", "compiling", "trajectories of 3 ×", "og.sample chose chmc"):
+        assert word in shown
+    near = og.tune(0, KNOWN.problem, KNOWN.start_off(jax.random.key(0), 8), algorithm="o_kinetic")
+    assert "tuning o_kinetic: " in capsys.readouterr().err
+    assert near.algorithm.step.kernel.name == "o_kinetic"

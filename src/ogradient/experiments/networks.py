@@ -129,7 +129,7 @@ def _convolve(h: Array, w: Array, stride: int = 1) -> Array:
         w.astype(h.dtype),
         (stride, stride),
         "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        dimension_numbers=("NHWC", "OHWI", "NHWC"),
         precision=lax.Precision.DEFAULT,  # what bfloat16 has is all there is
     )
 
@@ -147,7 +147,7 @@ def _resnet_weights(key: Array, classes: int, width: int) -> Position:
 
     def layer(size: int, inside: int, outside: int) -> dict[str, Array]:
         spread = (2 / (size * size * inside)) ** 0.5
-        return {"conv": spread * jax.random.normal(next(keys), (size, size, inside, outside))} | _affine(outside)
+        return {"conv": spread * jax.random.normal(next(keys), (outside, size, size, inside))} | _affine(outside)
 
     weights: dict[str, Any] = {"first": layer(3, 3, width)}
     before = width

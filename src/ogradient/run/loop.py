@@ -32,8 +32,8 @@ from ogradient.pace import Pace
 from ogradient.problem import Problem
 from ogradient.problem.feed import Feed
 from ogradient.problem.fingerprint import fingerprint
+from ogradient.progress import ProgressBar
 from ogradient.run.placement import Placement
-from ogradient.run.progress import ProgressBar
 from ogradient.run.sink import Memory
 from ogradient.samplers.base import (
     Kernel,

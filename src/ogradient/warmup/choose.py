@@ -11,6 +11,7 @@ from jax import Array, random
 from ogradient.keys import as_key
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
+from ogradient.progress import TuningBar
 from ogradient.samplers import chmc, clangevin, o_kinetic, o_langevin
 from ogradient.samplers.base import SamplingAlgorithm, check_positive, settings_of
 from ogradient.samplers.chmc import CHMC
@@ -123,22 +124,24 @@ def choose(
     key = random.fold_in(key, np.uint32(2**32 - 1))
     single, exact = name == "clangevin", name not in NEAR
     kernel = CHMC(single=True) if single else CHMC(jitter=JITTER, length_jitter=LENGTH_JITTER)
-    windows = Windows(key, problem, kernel, target_accept)
-    # The kernel takes longest to compile: meanwhile the starts are looked at, and landed.
-    wait = windows.prepare(positions) if exact else None
-    positions = bring_inside(problem, positions)
-    check_start(problem, positions, {}, constrained=problem.constrained)
-    landed = land_starts(problem, positions) if exact else positions
-    if wait is not None:
-        wait()
+    with TuningBar(name or "chmc", show=progress) as bar:
+        windows = Windows(key, problem, kernel, target_accept, bar if progress else None)
+        # The kernel takes longest to compile: meanwhile the starts are looked at, and landed.
+        wait = windows.prepare(positions) if exact else None
+        positions = bring_inside(problem, positions)
+        check_start(problem, positions, {}, constrained=problem.constrained)
+        landed = land_starts(problem, positions) if exact else positions
+        if wait is not None:
+            wait()
+        tuned = tune_chmc(windows, landed, (1,) if single else TRAJECTORIES) if exact else None
     reason = "asked for"
-    if exact:
-        tuned = tune_chmc(windows, landed, (1,) if single else TRAJECTORIES)
+    if tuned is not None:
         if name is not None or tuned.acceptance_rate > LEAST_ACCEPTANCE or not problem.constrained:
             _warn_stuck(tuned)
             return _exact(problem, tuned, single=single, progress=progress)
         reason = f"chmc accepts only {tuned.acceptance_rate:.2f} of its moves here"
-    tuned_near = _near(key, problem, positions, name or FALLBACK, tolerance)
+    with TuningBar(name or FALLBACK, show=progress) as bar:
+        tuned_near = _near(key, problem, positions, name or FALLBACK, tolerance, bar)
     step_size, violation = tuned_near.found["step_size"], tuned_near.found["mean_violation"]
     what = f"{name or FALLBACK}, near the set: step_size={step_size:.3g}"
     _say(f"{what}, {_other_settings(tuned_near.algorithm)}, mean |g| {violation:.2g} ({reason})", progress)
@@ -151,13 +154,15 @@ def choose(
     return tuned_near
 
 
-def _near(key: Array, problem: Problem, positions: Position, name: str, tolerance: float | None) -> Tuned:
+def _near(
+    key: Array, problem: Problem, positions: Position, name: str, tolerance: float | None, bar: TuningBar
+) -> Tuned:
     """A sampler near the set with the settings that were found."""
     if name == "o_kinetic":
-        h, friction, violation = tune_o_kinetic(key, problem, positions, tolerance=tolerance)
+        h, friction, violation = tune_o_kinetic(key, problem, positions, tolerance=tolerance, bar=bar)
         found = {"step_size": h, "friction": friction, "mean_violation": violation}
         return Tuned(o_kinetic(problem, h, friction=friction), positions, found)
-    eta, violation, _ = tune_o_langevin(key, problem, positions, tolerance=tolerance)
+    eta, violation, _ = tune_o_langevin(key, problem, positions, tolerance=tolerance, bar=bar)
     found = {"step_size": eta, "mean_violation": violation}
     return Tuned(o_langevin(problem, eta, alpha=1 / eta), positions, found)
 

@@ -17,6 +17,7 @@ from ogradient.geometry.land import land
 from ogradient.precision import full_precision
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position, dtype_of
+from ogradient.progress import TuningBar
 from ogradient.samplers.o_kinetic import OKinetic
 from ogradient.samplers.o_langevin import OLangevin
 from ogradient.status import warn
@@ -42,7 +43,7 @@ class NearTuning(NamedTuple):
 
 
 def tune_o_kinetic(
-    key: Array, problem: Problem, positions: Position, *, tolerance: float | None = None
+    key: Array, problem: Problem, positions: Position, *, tolerance: float | None = None, bar: TuningBar | None = None
 ) -> tuple[float, float, float]:
     """Step size h, friction and mean |g| of O-kinetic, by the trials of `tune_o_langevin` with η = h²/2.
 
@@ -50,7 +51,7 @@ def tune_o_kinetic(
     in (curvature), and the drift along the set changes by at most a tenth of what it takes to turn the move (ηL ≤ 1/10). Friction
     is 1 over the largest standard deviation of the draws: squares of the slowest direction then forget fastest.
     """
-    found = tune_o_langevin(key, problem, positions, tolerance=tolerance, kernel=OKinetic())
+    found = tune_o_langevin(key, problem, positions, tolerance=tolerance, kernel=OKinetic(), bar=bar)
     return math.sqrt(2 * found.step_size), 1 / found.spread, found.mean_violation
 
 
@@ -61,6 +62,7 @@ def tune_o_langevin(
     *,
     tolerance: float | None = None,
     kernel: OLangevin | OKinetic = OLangevin(),  # noqa: B008, a value
+    bar: TuningBar | None = None,
 ) -> NearTuning:
     """The largest power of two for which an O-Langevin step of every chain is nearly linear and mean |g| ≤ tolerance.
 
@@ -85,6 +87,8 @@ def tune_o_langevin(
     def attempt(number: int, positions: Position, eta: float) -> tuple[Position, bool, float]:
         numbers = np.asarray(length, dtype), jax.random.fold_in(key, number), positions, np.asarray(eta, dtype)
         positions, bend, off = _window(problem, kernel, *numbers)
+        if bar is not None:
+            bar.update(TRIAL_STEPS, f"{math.sqrt(2 * eta) if isinstance(kernel, OKinetic) else eta:.3g}")
         return positions, bool(bend <= LINEAR) and float(off) <= limit, float(off)  # NaN compares false
 
     eta, number = length**2, 1

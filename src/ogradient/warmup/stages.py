@@ -5,6 +5,7 @@ Between them the parameters change, and nothing is compiled again. What a stage 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,9 +13,10 @@ import jax
 import numpy as np
 from jax import Array
 
-from ogradient.chunk import arguments_of, capacity_of, pace_of, run_chunk, start, with_companion
+from ogradient.chunk import MOST_STEPS, arguments_of, capacity_of, pace_of, run_chunk, start, with_companion
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
+from ogradient.progress import TuningBar
 from ogradient.samplers.chmc import CHMC
 from ogradient.samplers.metric import mass_parameters
 from ogradient.warmup.metric import first_metric
@@ -23,6 +25,7 @@ from ogradient.warmup.scales import flat_points
 TARGET = 0.85  # acceptance rate that the step size is tuned to,
 TARGET_WITH_WALLS = 0.8
 WINDOW = 100  # transitions of one stage
+AT_ONCE = 1.0  # seconds from one look at the bar to the next, about
 
 
 class Stage(NamedTuple):
@@ -39,11 +42,15 @@ class Stage(NamedTuple):
 class Windows:
     """Runs stages: windows of transitions of all chains with the parameters of a stage.
 
-    `target` is the acceptance rate; None is `TARGET`, or `TARGET_WITH_WALLS` where there are inequalities.
+    `target` is the acceptance rate; None is `TARGET`, or `TARGET_WITH_WALLS` where there are inequalities. A `bar` is told of
+    each chunk.
     """
 
-    def __init__(self, key: Array, problem: Problem, kernel: CHMC, target: float | None = None) -> None:
-        self.key, self.problem, self.kernel = key, problem, kernel
+    def __init__(
+        self, key: Array, problem: Problem, kernel: CHMC, target: float | None = None, bar: TuningBar | None = None
+    ) -> None:
+        self.key, self.problem, self.kernel, self.bar = key, problem, kernel, bar
+        self.seconds = 0.0  # of one step of all chains, as far as is known
         self.target = target or (TARGET if problem.inequality is None else TARGET_WITH_WALLS)
 
     def run(self, number: int, stage: Stage, *, adapt: bool, length: int = WINDOW, **changes: Any) -> Stage:
@@ -54,7 +61,7 @@ class Windows:
         capacity = capacity_of(self.problem, self.kernel, parameters, pace, key, states)
         draws, rates, done = [], [], 0
         while done < length:
-            steps = min(capacity - 1, length - done)
+            began, steps = time.perf_counter(), min(capacity - 1, length - done, self._at_once(stage))
             counts = (np.uint32(done), np.int32(steps), np.int32(1), np.int32(1), None)
             arguments = (parameters, pace, key, states, *counts)
             states, rows, _, pace = run_chunk(self.problem, self.kernel, capacity, *arguments)
@@ -62,9 +69,19 @@ class Windows:
             draws.append(np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in leaves], axis=2))
             rates.append(np.asarray(rows["stats"]["steering"])[:steps])
             done += steps
+            self.seconds = (time.perf_counter() - began) / (steps * stage.num_integration_steps)
+            if self.bar is not None:
+                now = float(np.exp(pace.average)) if adapt else stage.step_size
+                self.bar.update(steps, f"trajectories of {stage.num_integration_steps} × {now:.3g}")
         step_size = float(np.exp(pace.average)) if adapt else stage.step_size
         late = np.concatenate(rates)[length // 2 :].mean(axis=0, dtype=np.float64)
         return stage._replace(step_size=step_size, states=states, rates=late, draws=np.concatenate(draws))
+
+    def _at_once(self, stage: Stage) -> int:
+        """Transitions of a chunk: without a bar as many as there are, with one about a second of them."""
+        if self.bar is None or self.seconds == 0:
+            return MOST_STEPS
+        return max(1, int(AT_ONCE / (self.seconds * stage.num_integration_steps)))
 
     def _arguments(self, stage: Stage, adapt: bool) -> tuple[dict[str, Any], Any]:
         """Parameters and pace of a stage."""

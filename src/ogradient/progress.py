@@ -32,3 +32,26 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.bar.close()
+
+
+class TuningBar:
+    """What tuning shows while it goes on, over a second: transitions of all chains, and with which settings."""
+
+    def __init__(self, name: str, *, show: bool) -> None:
+        from tqdm.auto import tqdm
+
+        self.bar = tqdm(desc=f"tuning {name}", unit="transition", disable=not show, delay=1.0, leave=False)
+        self.bar.set_postfix_str("compiling")
+
+    def update(self, transitions: int, settings: str) -> None:
+        """So many transitions more, with these settings."""
+        self.bar.set_postfix_str(settings, refresh=False)
+        self.bar.update(transitions)
+
+    def __enter__(self) -> TuningBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.bar.close()
