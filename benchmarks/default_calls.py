@@ -84,9 +84,8 @@ def run(name, seed):
     draws = np.asarray(trace["x"])
     ess, rhat, error = quality(known, draws)
     settings, stats = trace.provenance["settings"], trace.sample_stats
-    verdict = [
-        f"{finding.subject} {finding.level}" for finding in og.diagnose(trace).findings if finding.level != "fine"
-    ]
+    findings = [] if peer_measure is None else og.diagnose(trace).findings
+    verdict = [f"{finding.subject} {finding.level}" for finding in findings if finding.level != "fine"]
     equality = np.abs(stats["equality"]).max() if "equality" in stats else 0.0
     row = (
         name,
@@ -101,7 +100,7 @@ def run(name, seed):
         f"{np.mean(stats['acceptance_rate']):.2f}" if "acceptance_rate" in stats else "–",
         f"{equality:.1e}",
         error,
-        ", ".join(verdict) or "fine",
+        "–" if peer_measure is None else ", ".join(verdict) or "fine",
         "; ".join(sorted({str(w.message).split(":")[0][:60] for w in said})) or "–",
     )
     print("| " + " | ".join(map(str, row)) + " |", flush=True)

@@ -35,6 +35,7 @@ PAPER_DIFFERS = (
 AVERAGED = 10_000  # training images over which the averages of batch normalisation are taken
 TOGETHER = 500  # images whose predictions are computed together
 BINS = 15
+FEW = 10  # images
 
 
 def judge(dataset: ImageDataset, network: Network, networks: Position) -> dict[str, Any]:
@@ -104,21 +105,29 @@ def _over_seeds(values: np.ndarray, places: int = 2) -> float | str:
 
 
 def draw(records: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Reliability of the model average above, and how sure it is of test images and of strange ones below."""
+    """Reliability of the model average above, and how sure it is of test images and of strange ones below.
+
+    The share of right answers among a few images is mostly chance: those bars are hollow.
+    """
     figure, axes = new_figure(2, len(records), width=2.6, height=2.4)
+    least = min(min(v for v in values if v > 0) for r in records.values() for values in r["confidence"].values())
     for column, (name, record) in enumerate(records.items()):
         above, below = axes[:, column]
         confidence, share, count = (np.asarray(part, float) for part in record["reliability"])
-        used = count > 0
         above.plot([0, 1], [0, 1], color="0.6", linewidth=1)
-        above.bar((np.arange(BINS)[used] + 0.5) / BINS, share[used], width=0.9 / BINS, color=COLOURS[0], alpha=0.35)
-        above.plot(confidence[used], share[used], "o-", color=COLOURS[0], markersize=3, linewidth=1)
+        for used, filled in ((count >= FEW, True), ((count > 0) & (count < FEW), False)):
+            style: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.35}
+            style = style if filled else style | {"fill": False, "linewidth": 0.8}
+            above.bar((np.arange(BINS)[used] + 0.5) / BINS, share[used], width=0.9 / BINS, **style)
+        many = count >= FEW
+        above.plot(confidence[many], share[many], "o-", color=COLOURS[0], markersize=3, linewidth=1)
         above.set_title(name, fontsize=9)
         above.set_xlabel("confidence", fontsize=8)
         edges = np.linspace(0, 1, len(record["confidence"]["inside"]) + 1)
         for label, colour in (("inside", COLOURS[0]), ("outside", COLOURS[1])):
             below.stairs(record["confidence"][label], edges, color=colour, fill=True, alpha=0.4, label=label)
         below.set_yscale("log")
+        below.set_ylim(0.7 * least, 1.3)
         below.set_xlabel("largest probability", fontsize=8)
         if column == 0:
             above.set_ylabel("share of right answers", fontsize=8)

@@ -37,7 +37,7 @@ from jax import Array
 
 from ogradient.experiments import options
 from ogradient.experiments.folder import Outcome, write_folder
-from ogradient.experiments.image_report import PAPER_DIFFERS, draw, judge, row
+from ogradient.experiments.image_report import FEW, PAPER_DIFFERS, draw, judge, row
 from ogradient.experiments.networks import Network, crop_and_flip, resnet18, small
 from ogradient.experiments.training import read_record, write_record
 from ogradient.images import ImageDataset, channel_statistics, cifar10, digits, svhn
@@ -337,6 +337,7 @@ def notes(config: Config) -> list[str]:
     return [
         f"Averages over {config.particles} networks of {config.epochs} epochs each; 'single' is the range of the networks "
         f"alone. AUROC tells test images from {outside} by the largest probability, by entropy and by the largest logit.{seeds}",
+        f"In the figure hollow bars are shares of fewer than {FEW} images.",
         f"Temperature {config.temperature:g} for tempered_sgld, o_langevin and o_kinetic, 1 for sgld; svgd and o_svgd have none. "
         "The settings were chosen on the same images; rate, momentum and decay are usual ones of SGD.",
         "images/s is that of the fastest segment after the first, which compiles; where there is one segment there is no number.",
