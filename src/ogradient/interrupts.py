@@ -14,22 +14,25 @@ class Interrupts:
 
     After the first, further ones are held back again, so that no `except` or `finally` is broken off. `waiting` is how many
     were held back and have raised nothing yet. Signal handlers belong to the main thread: in other threads, and where a
-    program has a handler of its own, nothing is changed.
+    program has a handler of its own, nothing is changed. With `terminate` SIGTERM, by which schedulers end a job, is as Ctrl-C.
     """
 
-    def __init__(self) -> None:
-        self.waiting, self._open, self._ours = 0, False, False
+    def __init__(self, *, terminate: bool = False) -> None:
+        self.waiting, self._open = 0, False
+        self._usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
+        if terminate:
+            self._usual[signal.SIGTERM] = signal.SIG_DFL
 
     def __enter__(self) -> Interrupts:
         main = threading.current_thread() is threading.main_thread()
-        self._ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._ours:
-            signal.signal(signal.SIGINT, self._note)
+        self._usual = {k: usual for k, usual in self._usual.items() if main and signal.getsignal(k) is usual}
+        for which in self._usual:
+            signal.signal(which, self._note)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for which, usual in self._usual.items():
+            signal.signal(which, usual)
 
     @contextmanager
     def allowed(self) -> Iterator[None]:

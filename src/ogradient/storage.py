@@ -15,9 +15,10 @@ import shutil
 import socket
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -215,3 +216,42 @@ def _sync_one(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def write_arrays(path: Path, arrays: Sequence[np.ndarray]) -> None:
+    """Write a file of arrays, in their order, beside its name, and rename it when all of it is on the disk."""
+    partial = beside(path, "partial")
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, *arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_arrays(path: Path, count: int) -> list[np.ndarray]:
+    """The arrays of a file; an error if it is not what was written."""
+    with np.load(path, allow_pickle=False) as file:
+        return [file[f"arr_{i}"] for i in range(count)]
+
+
+def lock_folder(path: Path) -> IO[str]:
+    """Keep other processes from writing to a folder until what is returned is closed, or this process ends."""
+    file = open(path / ".lock", "a+")  # noqa: SIM115, the caller closes it
+    # Other systems have no such locks.
+    with suppress(ImportError):
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise BlockingIOError(
+                errno.EAGAIN, f"another process is writing to {path}; wait for it, or give another path"
+            ) from None
+        except OSError:
+            # File systems without locks.
+            pass
+    return file

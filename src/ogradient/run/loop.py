@@ -96,6 +96,7 @@ class Run:
         self.failure: BaseException | None = None
         self.tuned = False
         self.sink = Memory()
+        self.started = time.perf_counter()
         self.progress = Progress(states, done, np.zeros((self.num_chains, len(Status)), np.int64), 0)
 
     @property
@@ -113,12 +114,24 @@ class Run:
         """Statuses of the steps of this call, (chain, status)."""
         return self.progress.counts
 
+    @property
+    def seconds(self) -> float:
+        """Since the run was made."""
+        return time.perf_counter() - self.started
+
     def advance(
-        self, total: int, chunk_size: int | None, progress: bool, interrupts: Interrupts, *, stop_when_bad: bool
+        self,
+        total: int,
+        chunk_size: int | None,
+        progress: bool,
+        interrupts: Interrupts,
+        *,
+        stop_when_bad: bool,
+        after_chunk: Callable[[Run], None] | None = None,
     ) -> None:
         """Run to absolute step `total`; whatever is raised on the way, all chunks before it are kept.
 
-        Ctrl-C waits for the end of a chunk.
+        Ctrl-C waits for the end of a chunk, and of what is to be done after it.
         """
         with ProgressBar(total, self.done, self.kernel.name, self.step_size, show=progress) as bar:
             capacity = capacity_of(*self._fixed(), self.key, self.progress.states)
@@ -136,8 +149,10 @@ class Run:
                 started = time.perf_counter()
                 with interrupts.held():
                     largest = self._chunk(steps, capacity)
-                if chunk_size is None and self.feed is None:
                     per_step = (time.perf_counter() - started) / steps
+                    if after_chunk is not None:
+                        after_chunk(self)
+                if chunk_size is None and self.feed is None:
                     length = max(1, min(int(CHUNK_SECONDS / per_step), 8 * length))
                 bad = int(self.counts[:, Status.NON_FINITE].sum())
                 bar.update(steps, warmup=self.done < self.warmup, largest=largest, non_finite=bad)
@@ -178,34 +193,37 @@ class Run:
     def _fixed(self) -> tuple[Problem, Kernel, dict[str, Any], Pace | None]:
         return self.problem, self.kernel, self.parameters, self.pace
 
-    def trace(self, resume: Trace | None, *, seconds: float) -> Trace:
+    def trace(self, resume: Trace | None) -> Trace:
         """All draws so far, those of the resumed trace first. There may be none; the states are there to go on from."""
-        states, done, counts, pieces = self.progress
-        made = self.sink.draws(pieces)
+        states, _, counts, pieces = self.progress
+        made, seconds = self.sink.draws(pieces), self.seconds
         parts = [] if made is None else [made]
         if resume is not None:
             parts.insert(0, {"position": in_order_of(resume, states.position), "stats": resume.sample_stats})
             counts, seconds = counts + resume.status_counts, seconds + resume.provenance["seconds"]
         if not parts:
-            parts = [self._nothing(states)]
+            parts = [self.nothing()]
         # A resumed trace may have numbers that steps do not make: labels of components, or what the user added.
         shared = set.intersection(*(set(part["stats"]) for part in parts))
         parts = [part | {"stats": {k: v for k, v in part["stats"].items() if k in shared}} for part in parts]
         draws = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1) if len(leaves) > 1 else leaves[0], *parts)
-        provenance = self.about | {
+        state = self.placement.chains(states)
+        return Trace(draws["position"], draws["stats"], counts, self.provenance(seconds), state, self.problem)
+
+    def provenance(self, seconds: float) -> dict[str, Any]:
+        """How the draws so far were made."""
+        return self.about | {
             "tuned": self.tuned,
-            "num_steps": done,
+            "num_steps": self.done,
             "seconds": round(seconds, 3),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "device": jax.devices()[0].device_kind,
         }
-        state = self.placement.chains(states)
-        return Trace(draws["position"], draws["stats"], counts, provenance, state, self.problem)
 
-    def _nothing(self, states: Any) -> Any:
+    def nothing(self) -> Any:
         """No draws, with the axes that draws would have."""
-        row = row_shapes(*self._fixed(), self.key, states)
+        row = row_shapes(*self._fixed(), self.key, self.progress.states)
         row["stats"].pop("steering", None)
         return jax.tree.map(lambda leaf: np.zeros((self.num_chains, 0, *leaf.shape[1:]), leaf.dtype), row)
 

@@ -5,9 +5,10 @@ Whatever ends a run, the chunks before it are delivered.
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import numpy as np
 from jax import Array
@@ -17,10 +18,11 @@ from ogradient.diagnostics.mixing import warn_if_unmixed
 from ogradient.interrupts import Interrupts
 from ogradient.keys import as_key
 from ogradient.problem import Problem
-from ogradient.problem.feed import BatchError
 from ogradient.problem.functions import Position
+from ogradient.run.checkpoint import Checkpoint, asked_of, check_every, path_of
 from ogradient.run.components import check_component, label_components
 from ogradient.run.coordinates import sample_in_free_coordinates
+from ogradient.run.deliver import deliver
 from ogradient.run.loop import Run
 from ogradient.run.resume import algorithm_of, continue_run
 from ogradient.run.separate import warn_if_separate
@@ -28,7 +30,7 @@ from ogradient.samplers.base import BoundStep, SamplingAlgorithm, kernel_of, set
 from ogradient.start.inspect import check_start
 from ogradient.start.landing import bring_inside, land_starts
 from ogradient.start.positions import check_positions, many_starts
-from ogradient.status import SamplingError, Status, warn
+from ogradient.status import warn
 from ogradient.trace import Trace
 from ogradient.warmup.choose import check_name, choose
 
@@ -53,6 +55,8 @@ def sample(
     resume: Trace | None = None,
     throw: bool = True,
     component_fn: Callable[[Position], Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: float = 60.0,
 ) -> Trace:
     """Run chains and return their draws.
 
@@ -86,6 +90,10 @@ def sample(
         component_fn: a label of the part of the set a position is in, where the set is known to have several (det X > 0 on the
             orthogonal group): kept in `sample_stats["component"]`, with a warning when chains stay in different ones. Pass it
             again to resume. If it fails, that is a warning, and the labels are left out.
+        checkpoint: a folder that the run is saved to, so that the same call goes on where a process ended (killed, SIGTERM,
+            Ctrl-C, a full disk), tuning included, to the bits of an unbroken run. With more `num_samples` it goes on from the
+            end; with as many as there are it returns them. A folder of another call is refused, with the difference.
+        checkpoint_every: seconds from one save to the next; more where saving takes a twentieth of the time.
         throw: raise `SamplingError` (with the draws so far) when a chain meets non-finite numbers; False warns and goes on.
 
     Ctrl-C ends the run and returns the draws so far, with a warning. Any error that ends it after the first kept draw, in a
@@ -126,12 +134,67 @@ def sample(
             progress=progress,
             chunk_size=chunk_size,
             throw=throw,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
         )
     if isinstance(algorithm, Trace):
         algorithm = algorithm_of(algorithm, problem)
+    options: dict[str, Any] = {
+        "num_warmup": num_warmup,
+        "thinning": thinning,
+        "tolerance": tolerance,
+        "target_accept": target_accept,
+    }
+    finish = partial(
+        _sample,
+        seed,
+        key,
+        problem,
+        initial_positions,
+        algorithm,
+        **options,
+        progress=progress,
+        chunk_size=chunk_size,
+        throw=throw,
+        component_fn=component_fn,
+    )
+    if checkpoint is None:
+        return finish(num_samples=num_samples, resume=resume, keep=None)
+    if resume is not None:
+        raise ValueError("checkpoint goes on by itself from what it finds in its folder; leave out resume.")
+    asked = asked_of(problem, key, initial_positions, algorithm, **options)
+    with Checkpoint(path_of(checkpoint), asked, check_every(checkpoint_every)) as keep:
+        found = keep.trace(problem, initial_positions)
+        if found is not None and found.num_draws >= num_samples:
+            return found
+        left = num_samples - (0 if found is None else found.num_draws)
+        return finish(num_samples=left, resume=found, keep=keep)
+
+
+def _sample(
+    seed: int | Array,
+    key: Array,
+    problem: Problem,
+    initial_positions: Position,
+    algorithm: SamplingAlgorithm | str | None,
+    *,
+    num_warmup: int | None,
+    num_samples: int,
+    thinning: int,
+    tolerance: float | None,
+    target_accept: float | None,
+    progress: bool,
+    chunk_size: int | None,
+    throw: bool,
+    component_fn: Callable[[Position], Any] | None,
+    resume: Trace | None,
+    keep: Checkpoint | None,
+) -> Trace:
+    """`sample`, with all that was given looked at."""
     if resume is None:
-        done = 0
-        chosen, states, enough = _begin(problem, initial_positions, algorithm, key, tolerance, target_accept, progress)
+        done, journal = 0, None if keep is None else keep.journal
+        limits = {"tolerance": tolerance, "target_accept": target_accept}
+        chosen, states, enough = _begin(problem, initial_positions, algorithm, key, limits, progress, journal)
         num_warmup = enough if num_warmup is None else num_warmup
     else:
         chosen, states, num_warmup, done = continue_run(resume, problem, initial_positions, algorithm, key, thinning)
@@ -143,19 +206,27 @@ def sample(
     # Whether the settings were found here, so that no one blames the user for them.
     run.tuned = resume.provenance.get("tuned", False) if resume else algorithm is None or isinstance(algorithm, str)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
-    with Interrupts() as interrupts:  # from here on Ctrl-C ends the run, and loses nothing that it kept
-        started, interrupted = time.perf_counter(), False
+    with Interrupts(
+        terminate=keep is not None
+    ) as interrupts:  # from here on Ctrl-C ends the run, and loses nothing that it kept
+        interrupted = False
         try:
             with interrupts.allowed():
-                run.advance(total, chunk_size, progress, interrupts, stop_when_bad=throw)
+                after_chunk = None if keep is None else keep.after_chunk
+                run.advance(total, chunk_size, progress, interrupts, stop_when_bad=throw, after_chunk=after_chunk)
         except KeyboardInterrupt:
             interrupted = True
         except BaseException as error:
             run.failure = error
         run.close(give_up=lambda: interrupts.waiting > 0)
-        trace = run.trace(resume, seconds=time.perf_counter() - started)
+        if keep is not None and not isinstance(run.failure, OSError):
+            try:
+                keep.save(run)
+            except OSError as error:
+                run.failure = run.failure or error
+        trace = run.trace(resume)
         try:
-            trace = _deliver(trace, run, interrupted, throw)
+            trace = deliver(trace, run, interrupted, throw)
             if component_fn is not None:
                 label_components(trace, component_fn, interrupts)
             if resume is not None and (left := sorted(resume.sample_stats.keys() - trace.sample_stats.keys())):
@@ -186,9 +257,9 @@ def _begin(
     positions: Position,
     algorithm: SamplingAlgorithm | str | None,
     key: Array,
-    tolerance: float | None,
-    target_accept: float | None,
+    limits: dict[str, float | None],
     progress: bool,
+    journal: Any,
 ) -> tuple[SamplingAlgorithm, Any, int]:
     """Check the starts, tune where that is asked for, land where the algorithm needs it: algorithm, states, steps of warm-up."""
     if positions is None:
@@ -196,8 +267,7 @@ def _begin(
     if algorithm is None or isinstance(algorithm, str):
         check_name(algorithm)
         positions = check_positions(problem, positions)
-        limits = {"tolerance": tolerance, "target_accept": target_accept}
-        found = choose(problem, positions, key, algorithm, progress=progress, **limits)
+        found = choose(problem, positions, key, algorithm, progress=progress, journal=journal, **limits)
         states = start(kernel_of(found.algorithm), found.positions)
         return found.algorithm, states, found.found.get("num_warmup", NUM_WARMUP)
     kernel = kernel_of(algorithm)
@@ -206,11 +276,11 @@ def _begin(
         raise ValueError(
             "the algorithm was built for another problem than the one given; pass the same object to both."
         )
-    if tolerance is not None:
+    if limits["tolerance"] is not None:
         raise ValueError(
             "tolerance is for settings that are tuned here: pass algorithm='o_kinetic' or 'o_langevin', or none."
         )
-    if target_accept is not None:
+    if limits["target_accept"] is not None:
         raise ValueError("target_accept is for settings that are tuned here: pass algorithm='chmc', or none.")
     every_draw = kernel.obeys in ("exact", "near")  # is to obey, not a mean over particles
     constrained = every_draw or kernel.obeys == "mean"
@@ -225,59 +295,3 @@ def _begin(
     check_start(problem, positions, settings, constrained=constrained, every_draw=every_draw, ensemble=kernel.ensemble)
     positions = land_starts(problem, positions) if kernel.obeys == "exact" else positions
     return algorithm, start(kernel, positions), NUM_WARMUP
-
-
-def _deliver(trace: Trace, run: Run, interrupted: bool, throw: bool) -> Trace:
-    counts = run.counts
-    bad = np.flatnonzero(counts[:, Status.NON_FINITE])
-    if bad.size:
-        message = (
-            f"{int(counts[:, Status.NON_FINITE].sum()):,} of {counts.sum():,} steps, in {bad.size} of "
-            f"{run.num_chains} chains (the first is chain {bad[0]}), were NON_FINITE: {Status.NON_FINITE.remedy}."
-        )
-        if throw:
-            kept = "the draws so far are in the exception's .trace" if trace.num_draws else "no draw was kept yet"
-            raise SamplingError(f"{message} Stopped after step {run.done:,}; {kept}.", trace)
-        warn(message, RuntimeWarning)
-    if run.failure is not None:
-        _fail(run.failure, trace, run.done)
-    for status in (Status.RANK_DEFICIENT, Status.COLLAPSED):
-        # Where no step at all was OK, the rows depend everywhere, and that was said at the door.
-        always = status == Status.RANK_DEFICIENT and not counts[:, Status.OK].any()
-        if (count := int(counts[:, status].sum())) and not always:
-            message = f"{count:,} of {counts.sum():,} steps were {status.name}: {status.remedy}."
-            warn(message)
-    if trace.obeys == "exact":
-        still = np.flatnonzero(~trace.sample_stats["is_accepted"].any(axis=1))
-        if still.size and trace.num_draws >= 100:
-            warn(
-                f"{still.size} of {run.num_chains} chains (the first is chain {still[0]}) never moved: every move was rejected. "
-                "Use a smaller step size."
-            )
-    if trace.num_draws == 0:
-        raise SamplingError(
-            f"interrupted after step {run.done:,} of the warm-up, before any draw was kept. "
-            "og.sample(..., resume=error.trace) goes on from there, with the settings that were found.",
-            trace,
-        )
-    if interrupted:
-        warn(
-            f"interrupted: {trace.num_draws:,} draws per chain were kept. og.sample(..., resume=trace) goes on from there.",
-            RuntimeWarning,
-        )
-    return trace
-
-
-def _fail(failure: BaseException, trace: Trace, done: int) -> NoReturn:
-    """Raise what ended the run, with the draws before it; an error before the first draw is raised as it is."""
-    known = isinstance(failure, BatchError)
-    if trace.num_draws == 0 and not known:
-        raise failure
-    text = str(failure) if known else f"{type(failure).__name__}: {str(failure) or 'no message'}."
-    kept = "no draw was kept yet"
-    if trace.num_draws:
-        kept = "the draws so far are in the exception's .trace"
-        kept += ", and og.sample(..., resume=error.trace) goes on from there" if trace.state is not None else ""
-    raise SamplingError(f"{text} Stopped after step {done:,}; {kept}.", trace) from (
-        failure.__cause__ if known else failure
-    )

@@ -23,7 +23,7 @@ from ogradient.warmup.chmc import CHMCTuning, tune_chmc
 from ogradient.warmup.lengths import TRAJECTORIES
 from ogradient.warmup.metric import kind_of
 from ogradient.warmup.near import tune_o_kinetic, tune_o_langevin
-from ogradient.warmup.stages import Windows
+from ogradient.warmup.stages import Journal, Windows
 
 TUNED = ("chmc", "clangevin", "o_langevin", "o_kinetic")
 NEAR = ("o_langevin", "o_kinetic")
@@ -89,7 +89,7 @@ def tune(
     key = as_key(seed)
     starts = many_starts(key, initial_positions, num_chains, spread)
     positions = free_positions(problem, check_positions(problem, starts))
-    limits = {"tolerance": tolerance, "target_accept": target_accept}
+    limits: dict[str, Any] = {"tolerance": tolerance, "target_accept": target_accept}
     tuned = choose(problem.free, positions, key, algorithm, progress=progress, **limits)
     return tuned if problem.support is None else tuned._replace(positions=problem.support.to_user(tuned.positions))
 
@@ -103,6 +103,7 @@ def choose(
     tolerance: float | None,
     target_accept: float | None = None,
     progress: bool,
+    journal: Journal | None = None,
 ) -> Tuned:
     """The algorithm with its settings, and where its chains start; positions are checked already."""
     if not problem.constrained and name in NEAR:
@@ -125,7 +126,7 @@ def choose(
     single, exact = name == "clangevin", name not in NEAR
     kernel = CHMC(single=True) if single else CHMC(jitter=JITTER, length_jitter=LENGTH_JITTER)
     with TuningBar(name or "chmc", show=progress) as bar:
-        windows = Windows(key, problem, kernel, target_accept, bar if progress else None)
+        windows = Windows(key, problem, kernel, target_accept, bar if progress else None, journal)
         # The kernel takes longest to compile: meanwhile the starts are looked at, and landed.
         wait = windows.prepare(positions) if exact else None
         positions = bring_inside(problem, positions)

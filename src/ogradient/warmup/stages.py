@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -39,23 +40,48 @@ class Stage(NamedTuple):
     draws: np.ndarray  # (transition, chain, coordinate)
 
 
+class Journal(Protocol):
+    """What windows have found, in the order in which they ran, as arrays."""
+
+    def read(self) -> list[np.ndarray] | None:
+        """What the next window found in an earlier call; None where it did not run."""
+
+    def add(self, found: list[Any]) -> None:
+        """Keep what a window found."""
+
+
+def _from_journal(stage: Stage, found: list[np.ndarray]) -> Stage:
+    """The stage after a window that an earlier call ran."""
+    step_size, rates, draws, *leaves = found
+    states = jax.tree.unflatten(jax.tree.structure(stage.states), [jnp.asarray(leaf) for leaf in leaves])
+    return stage._replace(step_size=float(step_size), states=states, rates=rates, draws=draws)
+
+
 class Windows:
     """Runs stages: windows of transitions of all chains with the parameters of a stage.
 
     `target` is the acceptance rate; None is `TARGET`, or `TARGET_WITH_WALLS` where there are inequalities. A `bar` is told of
-    each chunk.
+    each chunk. A `journal` has what windows of an earlier call with the same arguments found, and keeps what these find.
     """
 
     def __init__(
-        self, key: Array, problem: Problem, kernel: CHMC, target: float | None = None, bar: TuningBar | None = None
+        self,
+        key: Array,
+        problem: Problem,
+        kernel: CHMC,
+        target: float | None = None,
+        bar: TuningBar | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        self.key, self.problem, self.kernel, self.bar = key, problem, kernel, bar
+        self.key, self.problem, self.kernel, self.bar, self.journal = key, problem, kernel, bar, journal
         self.seconds = 0.0  # of one step of all chains, as far as is known
         self.target = target or (TARGET if problem.inequality is None else TARGET_WITH_WALLS)
 
     def run(self, number: int, stage: Stage, *, adapt: bool, length: int = WINDOW, **changes: Any) -> Stage:
         """A window with the parameters of a stage, or with `changes` to them; adapting the step size, or not."""
         stage = stage._replace(**changes)
+        if self.journal is not None and (found := self.journal.read()) is not None:
+            return _from_journal(stage, found)
         parameters, pace = self._arguments(stage, adapt)
         key, states = jax.random.fold_in(self.key, np.uint32(number)), stage.states
         capacity = capacity_of(self.problem, self.kernel, parameters, pace, key, states)
@@ -75,7 +101,10 @@ class Windows:
                 self.bar.update(steps, f"trajectories of {stage.num_integration_steps} × {now:.3g}")
         step_size = float(np.exp(pace.average)) if adapt else stage.step_size
         late = np.concatenate(rates)[length // 2 :].mean(axis=0, dtype=np.float64)
-        return stage._replace(step_size=step_size, states=states, rates=late, draws=np.concatenate(draws))
+        stage = stage._replace(step_size=step_size, states=states, rates=late, draws=np.concatenate(draws))
+        if self.journal is not None:
+            self.journal.add([step_size, late, stage.draws, *jax.tree.leaves(states)])
+        return stage
 
     def _at_once(self, stage: Stage) -> int:
         """Transitions of a chunk: without a bar as many as there are, with one about a second of them."""
