@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import ogradient as og
+from ogradient.chunk import rows_before
 
 DRAWS = 400
 LENGTH: dict[str, Any] = {"num_warmup": 100, "num_samples": 1000, "progress": False}
@@ -144,11 +145,35 @@ def child_interrupted(path: Path, _: str) -> None:
         except KeyboardInterrupt:
             ended.append("KeyboardInterrupt")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    kept = sum(len(rows["position"]) for rows in runs[0].rows[: runs[0].progress.pieces]) if runs else 0
+    kept = rows_before(runs[0].done, runs[0].warmup, runs[0].thinning) if runs else 0
     print(json.dumps({"kept": kept, "ended": ended}), flush=True)
 
 
-CHILDREN = {"saving": child_saving, "running": child_running, "interrupted": child_interrupted}
+def with_checkpoint(path: Path, **more: Any) -> og.Trace:
+    """The default call, tuned, saved as often as can be."""
+    from ogradient.run import checkpoint
+
+    length = LENGTH | {"num_warmup": None, "num_samples": 4000} | more
+    share, checkpoint.SHARE = checkpoint.SHARE, 1e9
+    try:
+        return og.sample(0, KNOWN.problem, starts(), **length, checkpoint=path, checkpoint_every=0)
+    finally:
+        checkpoint.SHARE = share
+
+
+def child_with_checkpoint(path: Path, _: str) -> None:
+    """A call that goes on from its checkpoint, if there is one."""
+    print("ready", flush=True)
+    with_checkpoint(path)
+    print("done", flush=True)
+
+
+CHILDREN = {
+    "saving": child_saving,
+    "running": child_running,
+    "interrupted": child_interrupted,
+    "checkpoint": child_with_checkpoint,
+}
 
 
 class Child:
@@ -301,6 +326,71 @@ def small_files(size: int) -> Any:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def kill_with_checkpoint(setting: Setting) -> Row:
+    duration = Child("checkpoint", setting.folder / "whole", "", setting.cache).wait()
+    whole = with_checkpoint(setting.folder / "whole")  # is read, not run again
+    path, fine, mine, runs, where = setting.folder / "run-0", 0, 0, 1, {"tuning": 0, "sampling": 0}
+    while sum(where.values()) < setting.trials:
+        child = Child("checkpoint", path, "", setting.cache)
+        # Later ones have less to do.
+        child.strike(setting.rng.uniform(0, duration / 2), signal.SIGKILL)
+        if child.lines != ["done"]:
+            mine += 1
+            header = path / "checkpoint.json"
+            sampling = header.exists() and json.loads(header.read_text("utf-8"))["state"] is not None
+            where["sampling" if sampling else "tuning"] += 1
+            continue
+        fine += mine * same_prefix(with_checkpoint(path), whole)
+        path, runs, mine = setting.folder / f"run-{runs}", runs + 1, 0
+    Child("checkpoint", path, "", setting.cache).wait()
+    fine += mine * same_prefix(with_checkpoint(path), whole)
+    times = f"{where['tuning']} times in tuning and {where['sampling']} after it"
+    seen = f"{times}; all {runs} runs ended in the bits of an unbroken one"
+    return Row("kill −9 in a call with a checkpoint, which is then made again", setting.trials, fine, seen)
+
+
+def full_disk_with_checkpoint(setting: Setting) -> Row:
+    whole, fine, how = with_checkpoint(setting.folder / "whole"), 0, "a full file system of 400 kB"
+    for trial in range(setting.trials):
+        with small_disk(setting.folder / f"disk-{trial}", "400k") as disk:
+            path = (disk or setting.folder / f"files-{trial}") / "run"
+            limit: Any = contextlib.nullcontext()
+            if disk is None:
+                limit, how = small_files(int(setting.rng.integers(1000, 30_000))), "files of limited size"
+            else:
+                (disk / "other").write_bytes(bytes(int(setting.rng.integers(0, 350_000))))
+            refused = False
+            with limit, contextlib.suppress(OSError, og.SamplingError):
+                with_checkpoint(path, num_samples=10_000)
+                refused = True
+            moved = setting.folder / f"moved-{trial}"
+            if path.exists():
+                shutil.copytree(path, moved)
+            fine += not refused and same_prefix(whole, with_checkpoint(moved, num_samples=4000))
+    seen = f"an error that says so; with space again, the same call ended in the bits of an unbroken run ({how})"
+    return Row("a full disk under a checkpoint", setting.trials, fine, seen)
+
+
+def flipped_bytes_of_a_checkpoint(setting: Setting) -> Row:
+    path = setting.folder / "flip"
+    trace, fine, raised = with_checkpoint(path, num_samples=50), 0, 0
+    files = sorted(file for file in path.iterdir() if file.stat().st_size)
+    for _ in range(setting.trials):
+        file = files[setting.rng.integers(len(files))]
+        whole = file.read_bytes()
+        broken = bytearray(whole)
+        broken[setting.rng.integers(len(whole))] ^= int(setting.rng.integers(1, 256))
+        file.write_bytes(broken)
+        try:
+            fine += same_prefix(with_checkpoint(path, num_samples=50), trace)
+        except ValueError as error:
+            fine += file.name in str(error)
+            raised += 1
+        file.write_bytes(whole)
+    seen = f"{raised} errors that name the file; the others were between its arrays, and nothing was lost"
+    return Row("one byte of a checkpoint changed", setting.trials, fine, seen)
 
 
 def full_disk(setting: Setting) -> Row:
@@ -521,6 +611,9 @@ FAULTS: dict[str, Callable[[Setting], Row]] = {
     "kill while saving": kill_while_saving,
     "kill while running": kill_while_running,
     "Ctrl-C": interrupt,
+    "checkpoint, kill": kill_with_checkpoint,
+    "checkpoint, full disk": full_disk_with_checkpoint,
+    "checkpoint, flipped bytes": flipped_bytes_of_a_checkpoint,
     "full disk": full_disk,
     "read-only folder": read_only,
     "flipped bytes": flipped_bytes,

@@ -19,6 +19,9 @@ QUICK = {
     "threads": 3,
     "full disk": 2,
     "read-only folder": 1,
+    "checkpoint, kill": 2,
+    "checkpoint, full disk": 2,
+    "checkpoint, flipped bytes": 10,
 }
 SLOW = {"kill while running": 3, "Ctrl-C": 5, "processes": 1, "not finite": 6, "batch_fn": 1, "long runs": 1}
 
