@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import dis
 import functools
 import types
 import zlib
@@ -14,10 +16,11 @@ _PLAIN = str | bytes | int | float | complex | None
 
 
 def fingerprint(function: Any) -> str:
-    """Eight digits of a function's code, of the values it closes over, and of functions of its own module that it calls.
+    """Eight digits of a function's code, of values it closes over, and of functions, numbers and arrays of its own module.
 
-    Names of local variables, comments and docstrings do not count. Two functions with the same digits may still differ, in
-    what they get from elsewhere; other digits mean that something was rewritten, not that its values are others.
+    Names of local variables, comments and docstrings do not count, nor do variables that the function itself changes. Two
+    functions with the same digits may still differ, in what they get from elsewhere; other digits mean that something was
+    rewritten, or that a value is another.
 
     >>> fingerprint(lambda x: 2 * x) == fingerprint(lambda y: 2 * y), fingerprint(lambda x: 2 * x) == fingerprint(lambda x: 3 * x)
     (True, False)
@@ -37,13 +40,17 @@ def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
     elif isinstance(value, types.FunctionType):
         seen.add(id(value))
         yield from _code(value.__code__, value.__doc__, seen)
-        for cell in value.__closure__ or ():
-            yield from _parts(_content(cell), seen)
+        # What a function itself changes (a count of calls, say) is not what it says.
+        changed = set(_names(value.__code__, "STORE_DEREF", "STORE_GLOBAL"))
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if name not in changed:
+                yield from _parts(_content(cell), seen)
         yield from _parts((value.__defaults__, value.__kwdefaults__), seen)
-        for name in value.__code__.co_names:
-            called = value.__globals__.get(name)
-            if isinstance(called, types.FunctionType) and called.__module__ == value.__module__:
-                yield from _parts(called, seen)
+        for name in dict.fromkeys(_names(value.__code__, "LOAD_GLOBAL", "LOAD_NAME")):
+            known = value.__globals__.get(name)
+            own = isinstance(known, types.FunctionType) and known.__module__ == value.__module__
+            if own or (name not in changed and known is not None and _is_value(known)):
+                yield from _parts(known, seen)
     elif isinstance(value, types.MethodType):
         yield from _parts((value.__func__, value.__self__), seen)
     elif isinstance(value, tuple):
@@ -55,11 +62,30 @@ def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
         yield from _parts(tuple(item for item in items if not isinstance(item, _PLAIN)), seen)
     elif isinstance(value, _PLAIN):
         yield repr(value).encode()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        seen.add(id(value))
+        yield type(value).__qualname__.encode()
+        yield from _parts(tuple(getattr(value, field.name) for field in dataclasses.fields(value)), seen)
     elif hasattr(value, "__array__") and hasattr(value, "dtype"):
         array = np.ascontiguousarray(value)
         yield f"{array.dtype}{array.shape}".encode() + array.tobytes()
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__).encode()
+
+
+def _is_value(value: Any) -> bool:
+    """Whether something is a number, a word or an array."""
+    return isinstance(value, _PLAIN) or (hasattr(value, "__array__") and hasattr(value, "dtype"))
+
+
+def _names(code: types.CodeType, *operations: str) -> Iterator[str]:
+    """The names that operations of some kinds have in a function, and in those inside it."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in operations:
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant, *operations)
 
 
 def _code(code: types.CodeType, doc: str | None, seen: set[int]) -> Iterator[bytes]:

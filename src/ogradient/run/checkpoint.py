@@ -8,8 +8,7 @@ begins again is given their results in turn. Then each save adds the draws since
 from __future__ import annotations
 
 import json
-import os
-import platform
+import re
 import time
 import zlib
 from collections.abc import Mapping
@@ -19,22 +18,30 @@ from types import TracebackType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ogradient.interrupts import Interrupts
+from ogradient.mapping import over_draws
 from ogradient.problem import Problem
-from ogradient.problem.fingerprint import fingerprint
 from ogradient.problem.functions import Position
-from ogradient.run.loop import Run
-from ogradient.samplers.base import kernel_of, plain_settings
+from ogradient.run.asked import REMEDY, difference
+from ogradient.run.loop import Run, versions
 from ogradient.storage import checksum, lock_folder, read_arrays, write_arrays, write_atomically
 from ogradient.trace import Trace
 
 FORMAT = 1
-HEADER = "checkpoint.json"
+HEADER, LOCK = "checkpoint.json", ".lock"
+# What is written here, half-written files included.
+OURS = re.compile(
+    r"\.lock|checkpoint\.json|(draws|state|window)-\d+\.npz|\.(checkpoint\.json|(draws|state|window)-\d+\.npz)\.partial-.*"
+)
 SHARE = 0.05  # of a run's time that saving may take
-REMEDY = "Give another path, or remove the folder to begin anew."
-SHOWN = 120  # characters of a value in a message
+
+
+class CheckpointError(OSError):
+    """The disk does not take a checkpoint."""
 
 
 class Checkpoint:
@@ -45,23 +52,23 @@ class Checkpoint:
 
     def __init__(self, path: Path, asked: Mapping[str, Any], every: float) -> None:
         self.path, self.every, self.asked = path, every, json.loads(json.dumps(asked))
-        self.header: dict[str, Any] = {
-            "format": FORMAT,
-            "asked": self.asked,
-            "windows": [],
-            "pieces": [],
-            "state": None,
-        }
-        self.written = 0  # pieces of the run's sink
-        self.before, self.counts, self.seconds = 0, np.zeros(1, np.int64), 0.0  # of the calls before this one
+        self.header: dict[str, Any] = {"format": FORMAT, "asked": self.asked, "windows": [], "pieces": [], "draws": 0}
+        self.header |= {"state": None, "versions": versions()}
+        self.found = 0  # draws that were there before this call
+        self.counts, self.seconds = np.zeros(1, np.int64), 0.0  # likewise
         self.last, self.started, self.took = 0.0, 0.0, 0.0  # of saving
         self.journal = Journal(self)
 
     def __enter__(self) -> Checkpoint:
+        if self.path.exists() and not (self.path / HEADER).exists():
+            foreign = sorted(entry.name for entry in self.path.iterdir() if not OURS.fullmatch(entry.name))
+            if foreign:
+                raise FileExistsError(f"{self.path} holds {foreign[0]} and is no checkpoint; give another path.")
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = lock_folder(self.path)
         try:
             self._read_header()
+            self._sweep()
         except BaseException:
             self.lock.close()
             raise
@@ -71,17 +78,22 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        with suppress(OSError):
-            self.journal.flush()
-        self.lock.close()
+        try:
+            # What ends the call is what matters, also where the disk takes no more.
+            with Interrupts(), suppress(OSError):
+                self.journal.flush()
+        finally:
+            self.lock.close()
+            if not (self.path / HEADER).exists():
+                # Nothing came of it, not even a folder.
+                with suppress(OSError):
+                    (self.path / LOCK).unlink()
+                    self.path.rmdir()
 
     def _read_header(self) -> None:
         """What is there, if anything is; an error if it is of another call, or damaged."""
         file = self.path / HEADER
         if not file.exists():
-            foreign = sorted(entry.name for entry in self.path.iterdir() if not _is_ours(entry.name))
-            if foreign:
-                raise FileExistsError(f"{self.path} holds {foreign[0]} and is no checkpoint; give another path.")
             return
         try:
             found = json.loads(file.read_text("utf-8"))
@@ -95,11 +107,13 @@ class Checkpoint:
             raise ValueError(
                 f"{self.path} was written by a newer ogradient (format {found['format']}). Update. {REMEDY}"
             )
-        for name, now in self.asked.items():
-            then = found["asked"].get(name)
+        for name in {**self.asked, **found["asked"]}:
+            then, now = found["asked"].get(name), self.asked.get(name)
             if then != now:
-                raise ValueError(f"{self.path} is of another run: {_difference(name, then, now)}. {REMEDY}")
-        self.header = found
+                raise ValueError(f"{self.path} is of another run: {difference(name, then, now)}. {REMEDY}")
+        # Windows of another version may be others.
+        self.header = found if found["versions"] == versions() else found | {"windows": [], "versions": versions()}
+        self.found = found["draws"]
 
     def trace(self, problem: Problem, positions: Position) -> Trace | None:
         """The draws so far and the state to go on from; None where chains have not begun, or only their tuning has."""
@@ -112,9 +126,10 @@ class Checkpoint:
         # The draw is the first axis of a piece, as chunks deliver them.
         whole = [np.moveaxis(np.concatenate(column), 0, 1) for column in zip(*pieces, strict=True)]
         rows = jax.tree.unflatten(structure, whole)
-        counts, leaves = state[0], state[1:]
-        self.before, self.counts, self.seconds = about["num_steps"], counts, about["seconds"]
-        return Trace(rows["position"], rows["stats"], counts, dict(about), leaves, problem)
+        self.counts, self.seconds = state[0], about["seconds"]
+        trace = Trace(rows["position"], rows["stats"], state[0], dict(about), state[1:], problem)
+        _check_same_density(self.path, trace, problem)
+        return trace
 
     def after_chunk(self, run: Run) -> None:
         """Save, if it is time."""
@@ -126,58 +141,68 @@ class Checkpoint:
         return time.monotonic() - self.last >= max(self.every, self.took / SHARE)
 
     def save(self, run: Run) -> None:
-        """Write what is new of a run, then the header."""
+        """Write what is new of a run, then the header.
+
+        What is new is what the header does not have: whatever breaks in between, no draw is written twice.
+        """
+        self.started = time.monotonic()
         states, done, counts, pieces = run.progress
-        state = run.placement.chains(states)
+        state, header = run.placement.chains(states), dict(self.header)
         # After an error inside a chunk that computed in place there is no state, and what was saved before it stands.
-        if state is None or (done == self.before and self.header["state"] is not None):
+        if state is None or (header["state"] is not None and done == header["about"]["num_steps"]):
             return
-        new = run.sink.pieces[self.written : pieces]
-        added = []
-        if not new and not self.header["pieces"]:
-            added = [jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), run.nothing())]
-        elif new:
+        new, skipped = [], self.found
+        for rows in run.sink.pieces[:pieces]:
+            if skipped >= header["draws"]:
+                new.append(rows)
+            skipped += _length(rows)
+        if new:
             added = [jax.tree.map(lambda *leaves: np.concatenate(leaves), *new)]
-        header = dict(self.header)
+        else:
+            added = [] if header["pieces"] else [jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), run.nothing())]
         header["pieces"] = header["pieces"] + [self._write(f"draws-{done}", jax.tree.leaves(rows)) for rows in added]
         for rows in added:
-            header["stats"] = sorted(rows["stats"])
+            header |= {"stats": sorted(rows["stats"]), "draws": header["draws"] + _length(rows)}
         header["state"] = self._write(f"state-{done}", [counts + self.counts, *jax.tree.leaves(state)])
-        header["about"] = run.provenance(self.seconds + run.seconds)
-        header["windows"] = []
-        self._write_header(header)
-        self.written, self.before = pieces, done
+        header |= {"about": run.provenance(self.seconds + run.seconds), "windows": []}
+        self.write_header(header)
 
     def _write(self, name: str, arrays: list[Any]) -> dict[str, Any]:
         """A file of arrays, and what the header says of it."""
-        self.started = time.monotonic()
         arrays = [np.asarray(array) for array in arrays]
         file = f"{name}.npz"
-        with self._explained():
+        with _Explained(self.path):
             write_arrays(self.path / file, arrays)
-        return {"file": file, "crc32": [checksum(array) for array in arrays]}
+        return {"file": file, "dtypes": [str(a.dtype) for a in arrays], "crc32": [checksum(a) for a in arrays]}
 
-    def _write_header(self, header: dict[str, Any]) -> None:
+    def write_header(self, header: dict[str, Any]) -> None:
+        """Replace the header, and remove what it no longer names."""
         text = json.dumps({key: value for key, value in header.items() if key != "crc32"}, sort_keys=True)
         header = json.loads(text)
-        with self._explained():
+        with _Explained(self.path):
             write_atomically(self.path / HEADER, json.dumps(header | {"crc32": zlib.crc32(text.encode())}))
         self.header = header
-        known = {part["file"] for part in (*header["windows"], *header["pieces"], header["state"]) if part}
-        for entry in self.path.iterdir():
-            if _is_ours(entry.name) and entry.name not in known and entry.suffix == ".npz":
-                with suppress(OSError):
-                    entry.unlink()
+        self._sweep()
         self.last = time.monotonic()
         self.took = self.last - self.started
 
-    def _explained(self) -> _Explained:
-        return _Explained(self.path)
+    def _sweep(self) -> None:
+        """Remove files of ours that the header does not name, such as those that killed processes left half written."""
+        parts = (*self.header["windows"], *self.header["pieces"], self.header["state"])
+        known = {HEADER, LOCK, *(part["file"] for part in parts if part)}
+        for entry in self.path.iterdir():
+            if OURS.fullmatch(entry.name) and entry.name not in known:
+                with suppress(OSError):
+                    entry.unlink()
 
     def _read(self, part: dict[str, Any]) -> list[np.ndarray]:
         file = self.path / part["file"]
         try:
             arrays = read_arrays(file, len(part["crc32"]))
+            # Files of NumPy do not know the numbers that JAX has beside its own.
+            arrays = [
+                a if str(a.dtype) == n else a.view(jnp.dtype(n)) for a, n in zip(arrays, part["dtypes"], strict=True)
+            ]
         except Exception as error:
             raise ValueError(f"{file} is damaged ({type(error).__name__}: {error}). {REMEDY}") from error
         if [checksum(array) for array in arrays] != part["crc32"]:
@@ -189,30 +214,44 @@ class Journal:
     """What windows of the warm-up have found, in the order in which they ran: read from the checkpoint, and written to it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint, self.next, self.unsaved = checkpoint, 0, list[list[np.ndarray]]()
+        self.checkpoint, self.next = checkpoint, 0
+        self.added: list[tuple[list[Any], list[np.ndarray]] | None] = []  # by this call; None when they are on disk
+        self.first: int | None = None  # where in the header the first of them is
 
-    def read(self) -> list[np.ndarray] | None:
-        """What the next window has found in an earlier call; None where it has not run."""
-        windows = self.checkpoint.header["windows"]
-        if self.next >= len(windows):
+    def read(self, which: list[Any]) -> list[np.ndarray] | None:
+        """What the next window, told by `which`, has found in an earlier call; None where it has not run."""
+        keep = self.checkpoint
+        windows = keep.header["windows"]
+        if self.first is not None or self.next >= len(windows):
+            return None
+        if windows[self.next]["which"] != which:
+            # It was another one: this and what follows is run anew.
+            keep.header = keep.header | {"windows": windows[: self.next]}
             return None
         self.next += 1
-        return self.checkpoint._read(windows[self.next - 1])
+        return keep._read(windows[self.next - 1])
 
-    def add(self, found: list[Any]) -> None:
+    def add(self, which: list[Any], found: list[Any]) -> None:
         """Keep what a window has found; on disk when it is time."""
-        self.unsaved.append([np.asarray(array) for array in found])
+        self.first = self.next if self.first is None else self.first
+        self.added.append((which, [np.asarray(array) for array in found]))
         if self.checkpoint.due():
             self.flush()
 
     def flush(self) -> None:
-        """Write what is not on disk yet, unless the tuning it is of is over."""
-        keep, first = self.checkpoint, self.next
-        if not self.unsaved or keep.header["state"] is not None:
+        """Write what the header does not have, unless the tuning it is of is over."""
+        keep = self.checkpoint
+        if self.first is None or keep.header["state"] is not None:
             return
-        new = [keep._write(f"window-{first + i}", arrays) for i, arrays in enumerate(self.unsaved)]
-        keep._write_header(keep.header | {"windows": keep.header["windows"] + new})
-        self.next, self.unsaved = first + len(new), []
+        keep.started, windows = time.monotonic(), list(keep.header["windows"])
+        there = len(windows) - self.first
+        new = [entry for entry in self.added[there:] if entry is not None]
+        if not new:
+            return
+        for which, arrays in new:
+            windows.append(keep._write(f"window-{len(windows)}", arrays) | {"which": which})
+        keep.write_header(keep.header | {"windows": windows})
+        self.added = [None] * (len(windows) - self.first)
 
 
 class _Explained:
@@ -228,61 +267,30 @@ class _Explained:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         if isinstance(error, OSError):
-            raise OSError(
+            raise CheckpointError(
                 error.errno,
                 f"the checkpoint at {self.path} cannot be written ({error.strerror or error}). What it held before is whole: "
                 "when the disk takes it again, the same call goes on from there",
             ) from error
 
 
-def asked_of(problem: Problem, key: Array, positions: Position, algorithm: Any, **options: Any) -> dict[str, Any]:
-    """What makes a call the same as another, JSON-able, by name of argument."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(positions)]
-    if hasattr(algorithm, "step"):
-        algorithm = [kernel_of(algorithm).name, plain_settings(algorithm)]
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {
-        "seed": np.asarray(jax.random.key_data(key)).tolist(),
-        "initial_positions": [[list(leaf.shape), str(leaf.dtype), checksum(leaf)] for leaf in leaves],
-        "algorithm": algorithm,
-        "measure": problem.measure,
-        # Compiled code is another in another Python.
-        "problem": {python: {name: fingerprint(function) for name, function in problem.functions.items()}},
-        "data": None if problem.data is None else problem.data.describe(),
-        **options,
-    }
+def _length(rows: Any) -> int:
+    return len(jax.tree.leaves(rows["position"])[0])
 
 
-def _difference(name: str, then: Any, now: Any) -> str:
-    if name == "problem" and isinstance(then, dict) and then.keys() != now.keys():
-        return f"it was made with Python {next(iter(then))}, and this is {next(iter(now))}"
-    if name == "problem":
-        (then,), (now,) = then.values(), now.values()
-        changed = [kind for kind in {**then, **now} if then.get(kind) != now.get(kind)]
-        return f"the code of {', '.join(changed)} is another"
-    if name == "initial_positions":
-        return "initial_positions are others"
-    short = lambda value: text if len(text := json.dumps(value)) <= SHOWN else text[:SHOWN] + "…"
-    return f"{name} was {short(then)}, and is {short(now)} now"
+def _check_same_density(path: Path, trace: Trace, problem: Problem) -> None:
+    """Log π at the last draws must be what it was: functions can get at values that nobody sees in them."""
+    if trace.num_draws == 0 or "lp" not in trace.sample_stats:
+        return
+    last = jax.tree.map(lambda leaf: leaf[:, -1], trace.position)
+    function = _particle_densities if trace.ensemble else Problem.logdensity
+    now, then = np.asarray(over_draws(function, problem, last)), trace.sample_stats["lp"][:, -1]
+    fine = np.abs(now - then) <= np.sqrt(np.finfo(now.dtype).eps) * (1 + np.abs(then))
+    if now.shape != then.shape or not np.all(fine | (now == then) | (np.isnan(now) & np.isnan(then))):
+        raise ValueError(
+            f"{path} is of another run: the log density has other values at its last draws than it had. {REMEDY}"
+        )
 
 
-def _is_ours(name: str) -> bool:
-    """Whether a file of that name may have been written here."""
-    return name.endswith((".npz", ".lock")) or name.startswith(f".{HEADER}.partial") or ".npz.partial" in name
-
-
-def check_every(seconds: Any) -> float:
-    """Seconds between two checkpoints, of a user."""
-    if not isinstance(seconds, int | float | np.number) or isinstance(seconds, bool) or not seconds >= 0:
-        raise ValueError(f"checkpoint_every must be seconds, at least 0; got {seconds!r}.")
-    return float(seconds)
-
-
-def path_of(path: Any) -> Path:
-    """The folder that a user gave."""
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"checkpoint must be the path of a folder; got {path!r}.")
-    found = Path(path)
-    if found.exists() and not found.is_dir():
-        raise FileExistsError(f"checkpoint={str(found)!r} is a file; give the path of a folder.")
-    return found
+def _particle_densities(problem: Problem, position: Position) -> Array:
+    return jax.vmap(problem.logdensity)(position)

@@ -19,7 +19,8 @@ from ogradient.interrupts import Interrupts
 from ogradient.keys import as_key
 from ogradient.problem import Problem
 from ogradient.problem.functions import Position
-from ogradient.run.checkpoint import Checkpoint, asked_of, check_every, path_of
+from ogradient.run.asked import asked_of, check_every, path_of
+from ogradient.run.checkpoint import Checkpoint, CheckpointError
 from ogradient.run.components import check_component, label_components
 from ogradient.run.coordinates import sample_in_free_coordinates
 from ogradient.run.deliver import deliver
@@ -30,7 +31,7 @@ from ogradient.samplers.base import BoundStep, SamplingAlgorithm, kernel_of, set
 from ogradient.start.inspect import check_start
 from ogradient.start.landing import bring_inside, land_starts
 from ogradient.start.positions import check_positions, many_starts
-from ogradient.status import warn
+from ogradient.status import Status, warn
 from ogradient.trace import Trace
 from ogradient.warmup.choose import check_name, choose
 
@@ -165,9 +166,12 @@ def sample(
     asked = asked_of(problem, key, initial_positions, algorithm, **options)
     with Checkpoint(path_of(checkpoint), asked, check_every(checkpoint_every)) as keep:
         found = keep.trace(problem, initial_positions)
-        if found is not None and found.num_draws >= num_samples:
-            return found
         left = num_samples - (0 if found is None else found.num_draws)
+        if left < 0:
+            raise ValueError(
+                f"{keep.path} has {num_samples - left} draws already, more than num_samples={num_samples}: ask for at least as "
+                "many, or give another path."
+            )
         return finish(num_samples=left, resume=found, keep=keep)
 
 
@@ -213,20 +217,23 @@ def _sample(
         try:
             with interrupts.allowed():
                 after_chunk = None if keep is None else keep.after_chunk
-                run.advance(total, chunk_size, progress, interrupts, stop_when_bad=throw, after_chunk=after_chunk)
+                # One that failed is as it was left, and one that was finished is not compiled again.
+                failed = keep is not None and resume is not None and throw and resume.problems().get(Status.NON_FINITE)
+                if not failed and (run.done < total or keep is None):
+                    run.advance(total, chunk_size, progress, interrupts, stop_when_bad=throw, after_chunk=after_chunk)
         except KeyboardInterrupt:
             interrupted = True
         except BaseException as error:
             run.failure = error
         run.close(give_up=lambda: interrupts.waiting > 0)
-        if keep is not None and not isinstance(run.failure, OSError):
+        if keep is not None and not isinstance(run.failure, CheckpointError):
             try:
                 keep.save(run)
-            except OSError as error:
+            except Exception as error:
                 run.failure = run.failure or error
         trace = run.trace(resume)
         try:
-            trace = deliver(trace, run, interrupted, throw)
+            trace = deliver(trace, run, interrupted, throw, kept=keep is not None)
             if component_fn is not None:
                 label_components(trace, component_fn, interrupts)
             if resume is not None and (left := sorted(resume.sample_stats.keys() - trace.sample_stats.keys())):

@@ -43,10 +43,10 @@ class Stage(NamedTuple):
 class Journal(Protocol):
     """What windows have found, in the order in which they ran, as arrays."""
 
-    def read(self) -> list[np.ndarray] | None:
-        """What the next window found in an earlier call; None where it did not run."""
+    def read(self, which: list[Any]) -> list[np.ndarray] | None:
+        """What the next window, told by its number and length, found in an earlier call; None where it did not run."""
 
-    def add(self, found: list[Any]) -> None:
+    def add(self, which: list[Any], found: list[Any]) -> None:
         """Keep what a window found."""
 
 
@@ -79,8 +79,8 @@ class Windows:
 
     def run(self, number: int, stage: Stage, *, adapt: bool, length: int = WINDOW, **changes: Any) -> Stage:
         """A window with the parameters of a stage, or with `changes` to them; adapting the step size, or not."""
-        stage = stage._replace(**changes)
-        if self.journal is not None and (found := self.journal.read()) is not None:
+        stage, which = stage._replace(**changes), [number, length, adapt]
+        if self.journal is not None and (found := self.journal.read(which)) is not None:
             return _from_journal(stage, found)
         parameters, pace = self._arguments(stage, adapt)
         key, states = jax.random.fold_in(self.key, np.uint32(number)), stage.states
@@ -103,7 +103,7 @@ class Windows:
         late = np.concatenate(rates)[length // 2 :].mean(axis=0, dtype=np.float64)
         stage = stage._replace(step_size=step_size, states=states, rates=late, draws=np.concatenate(draws))
         if self.journal is not None:
-            self.journal.add([step_size, late, stage.draws, *jax.tree.leaves(states)])
+            self.journal.add(which, [step_size, late, stage.draws, *jax.tree.leaves(states)])
         return stage
 
     def _at_once(self, stage: Stage) -> int:
