@@ -8,10 +8,11 @@ import functools
 import types
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
+LARGE = 2**20  # bytes of an array in a module from which on its shape stands for it
 _PLAIN = str | bytes | int | float | complex | None
 
 
@@ -49,8 +50,12 @@ def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
         for name in dict.fromkeys(_names(value.__code__, "LOAD_GLOBAL", "LOAD_NAME")):
             known = value.__globals__.get(name)
             own = isinstance(known, types.FunctionType) and known.__module__ == value.__module__
-            if own or (name not in changed and known is not None and _is_value(known)):
+            if own or (name not in changed and known is not None and isinstance(known, _PLAIN)):
                 yield from _parts(known, seen)
+            elif name not in changed and _is_array(known):
+                # Data in a module may be large, and this is asked in every call.
+                small = known.size * known.dtype.itemsize <= LARGE
+                yield from _parts(known, seen) if small else (f"{known.dtype}{known.shape}".encode(),)
     elif isinstance(value, types.MethodType):
         yield from _parts((value.__func__, value.__self__), seen)
     elif isinstance(value, tuple):
@@ -62,20 +67,25 @@ def _parts(value: Any, seen: set[int]) -> Iterator[bytes]:
         yield from _parts(tuple(item for item in items if not isinstance(item, _PLAIN)), seen)
     elif isinstance(value, _PLAIN):
         yield repr(value).encode()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type) and _is_value(value):
         seen.add(id(value))
         yield type(value).__qualname__.encode()
         yield from _parts(tuple(getattr(value, field.name) for field in dataclasses.fields(value)), seen)
-    elif hasattr(value, "__array__") and hasattr(value, "dtype"):
+    elif _is_array(value):
         array = np.ascontiguousarray(value)
         yield f"{array.dtype}{array.shape}".encode() + array.tobytes()
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__).encode()
 
 
+def _is_array(value: Any) -> TypeGuard[Any]:
+    return hasattr(value, "__array__") and hasattr(value, "dtype")
+
+
 def _is_value(value: Any) -> bool:
-    """Whether something is a number, a word or an array."""
-    return isinstance(value, _PLAIN) or (hasattr(value, "__array__") and hasattr(value, "dtype"))
+    """Whether a dataclass is one of settings: frozen, and equal to another with equal fields."""
+    parameters = type(value).__dataclass_params__
+    return bool(parameters.frozen and parameters.eq)
 
 
 def _names(code: types.CodeType, *operations: str) -> Iterator[str]:

@@ -210,9 +210,8 @@ def _sample(
     # Whether the settings were found here, so that no one blames the user for them.
     run.tuned = resume.provenance.get("tuned", False) if resume else algorithm is None or isinstance(algorithm, str)
     total = num_warmup + ((resume.num_draws if resume else 0) + num_samples) * thinning
-    with Interrupts(
-        terminate=keep is not None
-    ) as interrupts:  # from here on Ctrl-C ends the run, and loses nothing that it kept
+    # From here on Ctrl-C ends the run, and loses nothing that it kept.
+    with Interrupts(terminate=keep is not None) as interrupts:
         interrupted = False
         try:
             with interrupts.allowed():
