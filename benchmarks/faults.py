@@ -361,22 +361,23 @@ def full_disk_with_checkpoint(setting: Setting) -> Row:
                 limit, how = small_files(int(setting.rng.integers(1000, 30_000))), "files of limited size"
             else:
                 (disk / "other").write_bytes(bytes(int(setting.rng.integers(0, 350_000))))
-            refused = False
+            written = False
             with limit, contextlib.suppress(OSError, og.SamplingError):
                 with_checkpoint(path, num_samples=10_000)
-                refused = True
+                written = True
             moved = setting.folder / f"moved-{trial}"
             if path.exists():
                 shutil.copytree(path, moved)
-            fine += not refused and same_prefix(whole, with_checkpoint(moved, num_samples=4000))
+            fine += not written and same_prefix(whole, with_checkpoint(moved, num_samples=4000))
     seen = f"an error that says so; with space again, the same call ended in the bits of an unbroken run ({how})"
     return Row("a full disk under a checkpoint", setting.trials, fine, seen)
 
 
-def flipped_bytes_of_a_checkpoint(setting: Setting) -> Row:
-    path = setting.folder / "flip"
-    trace, fine, raised = with_checkpoint(path, num_samples=50), 0, 0
-    files = sorted(file for file in path.iterdir() if file.stat().st_size)
+def flip_bytes(
+    setting: Setting, files: list[Path], look: Callable[[], bool], named: Callable[[Path], str]
+) -> tuple[int, int]:
+    """Change a byte of a file, look, and put it back: how often all was as it should be, and how often an error said so."""
+    fine = raised = 0
     for _ in range(setting.trials):
         file = files[setting.rng.integers(len(files))]
         whole = file.read_bytes()
@@ -384,11 +385,20 @@ def flipped_bytes_of_a_checkpoint(setting: Setting) -> Row:
         broken[setting.rng.integers(len(whole))] ^= int(setting.rng.integers(1, 256))
         file.write_bytes(broken)
         try:
-            fine += same_prefix(with_checkpoint(path, num_samples=50), trace)
+            fine += look()
         except ValueError as error:
-            fine += file.name in str(error)
+            fine += named(file) in str(error)
             raised += 1
         file.write_bytes(whole)
+    return fine, raised
+
+
+def flipped_bytes_of_a_checkpoint(setting: Setting) -> Row:
+    path = setting.folder / "flip"
+    trace = with_checkpoint(path, num_samples=50)
+    files = sorted(file for file in path.iterdir() if file.stat().st_size)
+    look = lambda: same_prefix(with_checkpoint(path, num_samples=50), trace)
+    fine, raised = flip_bytes(setting, files, look, lambda file: file.name)
     seen = f"{raised} errors that name the file; the others were between its arrays, and nothing was lost"
     return Row("one byte of a checkpoint changed", setting.trials, fine, seen)
 
@@ -436,19 +446,7 @@ def flipped_bytes(setting: Setting) -> Row:
     trace = short_trace()
     path = trace.save(setting.folder / "flip" / "t.zarr")
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    fine = raised = 0
-    for _ in range(setting.trials):
-        file = files[setting.rng.integers(len(files))]
-        whole = file.read_bytes()
-        broken = bytearray(whole)
-        broken[setting.rng.integers(len(whole))] ^= int(setting.rng.integers(1, 256))
-        file.write_bytes(broken)
-        try:
-            fine += same_prefix(og.load(path), trace)
-        except ValueError as error:
-            fine += "t.zarr" in str(error)
-            raised += 1
-        file.write_bytes(whole)
+    fine, raised = flip_bytes(setting, files, lambda: same_prefix(og.load(path), trace), lambda _: path.name)
     seen = f"{raised} errors that name the folder and mostly the array; the others were in coordinates, and loaded as saved"
     return Row("one byte of a saved trace changed", setting.trials, fine, seen)
 

@@ -1,7 +1,7 @@
 """Positions of many arrays, held as one array while a chunk of steps runs.
 
 Samplers compute with flat coordinates: each step puts the arrays of a position side by side, and cuts the new one up again. A
-compiler drops both where the loop carries flat coordinates. For a network of sixty arrays that is a tenth of a step on a GPU.
+compiler drops both where the loop carries flat coordinates.
 """
 
 from __future__ import annotations
